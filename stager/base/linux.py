@@ -110,6 +110,13 @@ def open_beneath(folder: int, path: bytes, flags: int, *, same_mount: bool = Fal
     return open_step_by_step(folder, path, flags)
 
 
+def open_at(folder: int, path: bytes, flags: int, *, follow: bool) -> int:
+    """Open ``path`` beneath the descriptor ``folder``, or with ``follow`` where links lead."""
+    if follow:
+        return os.open(path or b".", flags, dir_fd=folder)
+    return open_beneath(folder, path, flags)
+
+
 def open_step_by_step(folder: int, path: bytes, flags: int) -> int:
     """Do the same as `open_beneath`, for which it stands in on old kernels."""
     *above, name = path.split(b"/")

@@ -66,6 +66,15 @@ class FolderLayout(StrEnum):
     HUB = "hub"
 
 
+class Links(StrEnum):
+    """What becomes of the symbolic links in a folder."""
+
+    #: They are links in the copy.
+    KEEP = "keep"
+    #: The copy has the files and folders that they lead to in their places.
+    FOLLOW = "follow"
+
+
 class Share(StrEnum):
     """Who besides its owner may read a copy; see `disk.permissions`."""
 
@@ -104,6 +113,7 @@ class Options:
     by: str = ""
     share: Share = Share.SOURCE
     layout: FolderLayout = FolderLayout.PLAIN
+    links: Links = Links.KEEP
     #: Whether staging may destroy the user's own files at the destination; see `copies.own`.
     replace: bool = False
 

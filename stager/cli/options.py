@@ -212,6 +212,7 @@ Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   share=group          let the source's group read the copy
   share=all            let everybody read the copy
   layout=hub           lay a model of hf:// out as in the hub's own cache
+  links=follow         copy what links in a folder lead to, in place of the links
   replace              delete files of yours that are in the way at DST"""
 #: The last lines of the help of other commands that take directives.
 WHICH_OPTIONS = (

@@ -230,7 +230,8 @@ def _leaving_note(task: Task) -> str:
     number = task.source.leaving
     links, lead = ("1 link", "leads") if number == 1 else (f"{number:,} links", "lead")
     where = printable(task.item.source)
-    return f"note: {links} in {where} {lead} out of it; what is there is not in the copy"
+    what = "what is there is not in the copy without links=follow"
+    return f"note: {links} in {where} {lead} out of it; {what}"
 
 
 def _note(source: Source) -> str:

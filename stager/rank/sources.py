@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import SourceError
-from stager.base.options import ITSELF, FolderLayout, Options, Relocate
+from stager.base.options import ITSELF, FolderLayout, Links, Options, Relocate
 from stager.base.paths import VENV_CONFIG
 from stager.base.progress import Kind, doing
 from stager.base.text import listed
@@ -79,7 +79,8 @@ def selection_of(options: Options) -> Selection:
     """Return what an item stages of a folder."""
     decompress = () if options.decompress == ITSELF else options.decompress
     as_cache = options.layout is FolderLayout.HUB
-    return Selection(options.include, options.exclude, decompress, as_cache)
+    follow = options.links is Links.FOLLOW
+    return Selection(options.include, options.exclude, decompress, as_cache, follow)
 
 
 def look_at_sources(

@@ -409,10 +409,19 @@ class StageRun:
         found: list[Listing] = []
 
         def look() -> None:
-            listing = self._listings.get(item.source, selection_of(options))
+            selection = selection_of(options)
+            listing = self._listings.get(item.source, selection)
             if listing is not None:
                 with doing(Kind.READ, item.source):
-                    found.append(permitted(item.source, listing, source.mode, options.share))
+                    found.append(
+                        permitted(
+                            item.source,
+                            listing,
+                            source.mode,
+                            options.share,
+                            follow=selection.follow,
+                        )
+                    )
 
         together(self._context, look)
         channel = self._context.channel

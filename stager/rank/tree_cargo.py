@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import DestinationError, Failure, IntegrityError
-from stager.base.options import FolderLayout, Relocate
+from stager.base.options import FolderLayout, Links, Relocate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
 from stager.disk.files import READ_FILE, READ_SIZE, opened, write_all
@@ -180,8 +180,12 @@ class TreeCargo(Cargo):
     def _open_stream(self, stream: Stream) -> TreeReader:
         task = self.task
         if task.plan.from_source:
-            as_cache = task.item.options.layout is FolderLayout.HUB
-            return open_tree(task.item.source, task.source, stream, task.remote, as_cache=as_cache)
+            options = task.item.options
+            return open_tree(
+                task.item.source, task.source, stream, task.remote,
+                as_cache=options.layout is FolderLayout.HUB,
+                follow=options.links is Links.FOLLOW,
+            )  # fmt: skip
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Mode, Options, Relocate
+from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Links, Mode, Options, Relocate
 from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
@@ -137,6 +137,7 @@ def _directive(piece: Piece, names: Names) -> Directive:
         chosen.check_mode(option)
         chosen.check_decompress(option)
         chosen.check_layout(option, path)
+        chosen.check_links(option)
     return Directive(directive.source, directive.destination, Options(**chosen.values))
 
 
@@ -278,6 +279,16 @@ class _Chosen:
         others = {"mode": Mode.SHARD, "relocate": Relocate.VENV}
         if key == "decompress" or (key in others and self.values[key] == others[key]):
             raise option.fault(f"'{option.value}' cannot be combined with layout=hub")
+
+    def check_links(self, option: Piece) -> None:
+        """Raise DirectiveError for an ``option`` that cannot be combined with links=follow.
+
+        Others must not read by ``share`` what a stranger's link leads this user to.
+        """
+        key = _key(option)
+        is_other = key in ("share", "relocate") and self.values[key] != getattr(Options(), key)
+        if is_other and self.values.get("links") is Links.FOLLOW:
+            raise option.fault(f"'{option.value}' cannot be combined with links=follow")
 
     def check_decompress(self, option: Piece) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""

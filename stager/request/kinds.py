@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import ITSELF, Mode, Relocate
+from stager.base.options import ITSELF, Links, Mode, Relocate
+from stager.source.location import is_url
 
 if TYPE_CHECKING:
     from stager.request.items import StageItem
@@ -19,6 +20,8 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
         raise UsageError(
             f"{item.source} is not a folder; remove include and exclude, which are for folders"
         )
+    if options.links is Links.FOLLOW and (is_url(item.source) or not is_folder):
+        raise UsageError(f"{item.source} is not a folder on a filesystem; remove links=follow")
     if options.relocate is not Relocate.NONE and not becomes_tree:
         raise UsageError(f"{item.source} is not a folder; relocate is for Python environments")
     if options.mode is Mode.SHARD and not is_folder:

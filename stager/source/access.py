@@ -107,15 +107,16 @@ def open_tree(
     settings: RemoteSettings,
     *,
     as_cache: bool = False,
+    follow: bool = False,
 ) -> TreeReader:
     """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read.
 
-    ``as_cache`` is that of its `Selection`.
+    ``as_cache`` and ``follow`` are those of its `Selection`.
     """
     if not is_url(path):
         from stager.tree.stream import StreamReader
 
-        return StreamReader(path, stream, source=source.facts.inode)
+        return StreamReader(path, stream, source=source.facts.inode, follow=follow)
     if Location.parse(path).scheme is Scheme.HF:
         from stager.source.hub import open_model
 

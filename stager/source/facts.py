@@ -66,6 +66,8 @@ class Selection(NamedTuple):
     decompress: tuple[str, ...] = ()
     #: Whether the files of a model are laid out as in the hub's own cache.
     as_cache: bool = False
+    #: Whether links in a folder are followed.
+    follow: bool = False
 
 
 #: All of a folder, as it is.

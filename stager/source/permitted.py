@@ -10,7 +10,7 @@ from itertools import chain, compress
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from stager.base.linux import leave_shared_folder, open_beneath
+from stager.base.linux import leave_shared_folder, open_at
 from stager.base.options import Share
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER
@@ -29,15 +29,18 @@ _Siblings = tuple[bytes, list[bytes]]
 _WITH_MODES = Kind.FILE, Kind.FOLDER
 
 
-def permitted(path: str, listing: Listing, mode: int, share: Share) -> Listing:
+def permitted(
+    path: str, listing: Listing, mode: int, share: Share, *, follow: bool = False
+) -> Listing:
     """Return the ``listing`` of the folder at ``path`` with the modes that a copy may have.
 
     ``mode`` is that of the folder itself. Nobody reaches what is in it who may not enter it. An
-    entry that has an access control list is for the owner of the copy alone.
+    entry that has an access control list is for the owner of the copy alone. With ``follow``, links
+    to folders are followed.
     """
     modes = listing.modes[:]
     if mode & READ and share is not Share.ALL:
-        for row in _rows_with_acl(path, listing):
+        for row in _rows_with_acl(path, listing, follow=follow):
             modes[row] = private_mode(modes[row])
     if share is not Share.SOURCE:
         for row, kind in enumerate(listing.kinds):
@@ -48,7 +51,7 @@ def permitted(path: str, listing: Listing, mode: int, share: Share) -> Listing:
     return replace(listing, modes=modes)
 
 
-def _rows_with_acl(path: str, listing: Listing) -> Iterable[int]:
+def _rows_with_acl(path: str, listing: Listing, *, follow: bool) -> Iterable[int]:
     """Return the rows of files and folders that have an access control list, or may have one."""
     modes = listing.modes
     rows = [
@@ -64,20 +67,20 @@ def _rows_with_acl(path: str, listing: Listing) -> Iterable[int]:
         paths = list(map(listing.source_path, rows))
         # In a thread that may have a current folder of its own.
         with ThreadPoolExecutor(1) as thread:
-            answers = thread.submit(_look_everywhere, root, paths).result()
+            answers = thread.submit(_look_everywhere, root, paths, follow).result()
     finally:
         os.close(root)
     return compress(rows, answers)
 
 
-def _look_everywhere(root: int, paths: Sequence[bytes]) -> list[bool]:
+def _look_everywhere(root: int, paths: Sequence[bytes], follow: bool) -> list[bool]:
     """Return for each of the ``paths`` beneath ``root`` whether it may have such a list."""
     thread = get_ident() if leave_shared_folder() else None
 
     def look(siblings: _Siblings) -> list[bool]:
         folder, names = siblings
         try:
-            descriptor = open_beneath(root, folder, OPEN_FOLDER)
+            descriptor = open_at(root, folder, OPEN_FOLDER, follow=follow)
         except OSError:  # it was moved; reading from it will fail
             return [True] * len(names)
         try:

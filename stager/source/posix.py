@@ -58,7 +58,9 @@ def look_at_source(
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
         listing = listings.list_once(
-            path, selection, lambda patterns: _list(path, facts, version, patterns)
+            path,
+            selection,
+            lambda patterns: _list(path, facts, version, patterns, selection.follow),
         )
         from stager.tree.leaving import count_leaving  # not needed for a file
 
@@ -86,14 +88,19 @@ def _check_empty(path: str) -> None:
 
 
 def _list(
-    path: str, facts: os.stat_result, version: SourceFacts, patterns: Patterns | None
+    path: str,
+    facts: os.stat_result,
+    version: SourceFacts,
+    patterns: Patterns | None,
+    follow: bool,
 ) -> Listing:
     from stager.tree.walk import walk  # not needed for a file
 
+    reached = (lambda descriptor: reach(descriptor).mode) if follow else None
     try:
         if version.inode:
-            return walk(path, facts, patterns)
-        listing = walk(path, None, patterns)
+            return walk(path, facts, patterns, reached=reached)
+        listing = walk(path, None, patterns, reached=reached)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
     from stager.tree.listing import Kind as Entry

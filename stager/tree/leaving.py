@@ -9,7 +9,7 @@ from stager.base.errors import SourceError
 from stager.tree.listing import Kind, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from stager.tree.listing import Listing
 
@@ -21,7 +21,11 @@ def count_leaving(folder: str, listing: Listing) -> int:
     """
     places = list(_places(listing))
     if places and len(places) == len(listing) - listing.kinds.count(Kind.FOLDER):
-        raise SourceError(_nothing_else(folder, places))
+        where = text_of(places[0])
+        raise SourceError(
+            f"{folder} has no files: all links in it lead out of it, as to {where}; take the files "
+            "that they lead to by links=follow"
+        )
     return len(places)
 
 
@@ -33,13 +37,3 @@ def _places(listing: Listing) -> Iterator[bytes]:
             place = os.path.normpath(os.path.join(os.path.dirname(listing.paths[row]), target))
             if place.startswith(b"/") or place.split(b"/")[0] == b"..":
                 yield place
-
-
-def _nothing_else(folder: str, places: Sequence[bytes]) -> str:
-    text = f"{folder} has no files: all links in it lead out of it, as to {text_of(places[0])}"
-    if any(place.startswith(b"/") for place in places):
-        return f"{text}; stage the folder with the files instead"
-    ups = max(place.split(b"/").count(b"..") for place in places)
-    whole = os.path.normpath(f"{folder}/{'../' * ups}")
-    inner = os.path.relpath(folder, whole)
-    return f"{text}; stage {whole} instead, and use {inner} in its copy"

@@ -11,14 +11,13 @@ import os
 import time
 from array import array
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
-from stager.base.linux import IS_LINK, PASS_FOLDER, open_beneath
+from stager.base.linux import IS_LINK, PASS_FOLDER, open_at, open_beneath
 from stager.base.numbers import listed_time
 from stager.base.progress import Kind as Doing
 from stager.base.progress import doing
@@ -104,9 +103,9 @@ class StreamReader:
 
     If ``folder`` is the source, ``source`` is the inode that it must have, and the stat of each
     file is compared with its row of the listing after it is read. The data of what was put in the
-    place of a file or folder is not returned, and no link is followed. ``originals`` has, by row,
-    the data of files that were rewritten in a copy. The methods raise SourceError if a file cannot
-    be read, IntegrityError if it changed.
+    place of a file or folder is not returned, and no link is followed without ``follow``.
+    ``originals`` has, by row, the data of files that were rewritten in a copy. The methods raise
+    SourceError if a file cannot be read, IntegrityError if it changed.
     """
 
     def __init__(
@@ -115,6 +114,7 @@ class StreamReader:
         stream: Stream,
         *,
         source: int | None = None,
+        follow: bool = False,
         originals: Mapping[int, bytes] | None = None,
     ) -> None:
         self._originals = originals or {}
@@ -123,6 +123,7 @@ class StreamReader:
         self._root = -1
         self._stream = stream
         self._source = source
+        self._follow = follow
         self._pace = Pace()
         self._pool: ThreadPoolExecutor | None = None
         #: The row and the descriptor of a file that continues in the next buffer.
@@ -162,11 +163,12 @@ class StreamReader:
 
     def _read_all(self, buffer: memoryview, parts: Sequence[Part]) -> None:
         with closing(_Opener(self._root)) as opener:
+            opened = self._open_any if self._follow else opener.open
             for part in parts:
                 if part.row in self._originals:
                     self._copy(buffer, part)
                     continue
-                descriptor = self._open(part.row, opener.open)
+                descriptor = self._open(part.row, opened)
                 try:
                     self._read(descriptor, buffer, part)
                 finally:
@@ -209,9 +211,12 @@ class StreamReader:
                 raise changed(text_of(self._path(row))) from None
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
 
+    def _open_any(self, path: bytes) -> int:
+        return open_at(self._root, path, OPEN_FILE, follow=self._follow)
+
     def _open_large(self, row: int) -> int:
         """Open the row's file, of which parts are sent before all of it was read."""
-        descriptor = self._open(row, partial(open_beneath, self._root, flags=OPEN_FILE))
+        descriptor = self._open(row, self._open_any)
         try:
             self._check(row, descriptor)
         except BaseException:

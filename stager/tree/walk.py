@@ -10,12 +10,12 @@ import os
 import stat
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
-from stager.base.linux import IS_LINK, open_beneath
+from stager.base.linux import IS_LINK, open_at, open_beneath
 from stager.base.mounts import has_own_rules, is_on_fuse
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER, kind_of, opened
@@ -66,26 +66,30 @@ def walk(
     remedy: str = "leave it out with exclude=",
     folders: dict[int, bytes] | None = None,
     closed: list[bytes] | None = None,
+    reached: Callable[[int], int] | None = None,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
     Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
-    What the ``patterns`` leave out is not listed, and folders among that are not read. With
-    ``holes``, files with holes are opened to find these. ``remedy`` ends the message about an entry
-    that is no file, folder or link. ``folders`` gets the path of each folder that is listed,
-    by inode, and ``closed`` those of folders that may not be read, which are left out then.
+    With ``reached``, each is listed as what it leads to, with the mode that ``reached`` returns for
+    the open file or folder there. What the ``patterns`` leave out is not listed, and folders among
+    that are not read. With ``holes``, files with holes are opened to find these. ``remedy`` ends
+    the message about an entry that is no file, folder or link. ``folders`` gets the path of each
+    folder that is listed, by inode, and ``closed`` those of folders that may not be read, which are
+    left out then.
 
     Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
-    link; IntegrityError if one is removed or replaced meanwhile, and OSError if the folder itself
-    cannot be opened.
+    link, or if one to be followed leads to nothing or in a circle; IntegrityError if one is removed
+    or replaced meanwhile, and OSError if the folder itself cannot be opened.
     """
     with opened(folder, OPEN_FOLDER) as root:
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
         special = None if specials else remedy
         walker = _Walker(
-            os.fsencode(folder), root, patterns, folders, closed, holes=holes, remedy=special
-        )
+            os.fsencode(folder), root, patterns, folders, closed,
+            holes=holes, remedy=special, reached=reached,
+        )  # fmt: skip
         rows = _rows(walker)
         return Listing.of(patterns.pruned(rows) if patterns else rows)
 
@@ -159,13 +163,19 @@ class Workers:
             self._pool.shutdown()
 
 
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # it is told of where it is not left out
+        return entry.is_dir()
+    return False
+
+
 class _Walker:
     """Lists the folder that is open as ``root``, and all folders beneath it.
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
     file, folder or link; None if such are listed too. ``folders`` gets the paths of folders,
-    by inode, and ``closed`` those that may not be read.
+    by inode, and ``closed`` those that may not be read. With ``reached``, links are followed.
     """
 
     def __init__(
@@ -178,6 +188,7 @@ class _Walker:
         *,
         holes: bool,
         remedy: str | None,
+        reached: Callable[[int], int] | None,
     ) -> None:
         self._folder = folder
         self._root = root
@@ -187,6 +198,11 @@ class _Walker:
         self._patterns = patterns
         self._folders = folders
         self._closed = closed
+        self._reached = reached
+        self._follow = reached is not None
+        #: The paths of links to folders; and which folder is at each path, if links are followed.
+        self._links = set[bytes]()
+        self._entered: dict[bytes, tuple[int, int]] = {}
 
     def all(self) -> Iterator[_Found]:
         """Yield the contents of each folder, level by level from the top."""
@@ -207,13 +223,18 @@ class _Walker:
         """List the folder at ``path``."""
         name = b""
         try:
-            folder = open_beneath(self._root, path, OPEN_FOLDER)
+            folder = open_at(self._root, path, OPEN_FOLDER, follow=self._follow)
             try:
                 facts = os.fstat(folder)
+                if self._follow:
+                    self._check_circle(path, facts)
                 if self._folders is not None:
                     self._folders[facts.st_ino] = path
                 is_private = self._is_private(folder, path, facts)
-                found = _Found([_folder_row(path, facts)], [], [], facts.st_dev)
+                row = _folder_row(path, facts)
+                if self._reached and path in self._links:
+                    row = row._replace(mode=self._reached(folder))
+                found = _Found([row], [], [], facts.st_dev)
                 prefix = path + b"/" if path else b""
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -235,6 +256,18 @@ class _Walker:
             raise SourceError(f"{text_of(where)}: {error.strerror}") from None
         return _for_owner(found) if is_private else found
 
+    def _check_circle(self, path: bytes, facts: os.stat_result) -> None:
+        """Raise SourceError if the folder at ``path`` is one of those above it."""
+        self._entered[path] = folder = facts.st_dev, facts.st_ino
+        above = path
+        while above:
+            above = above.rpartition(b"/")[0]
+            if self._entered.get(above) == folder:
+                where = text_of(self._path(path))
+                raise SourceError(
+                    f"{where}: links lead in a circle here; leave it out with exclude="
+                )
+
     def _is_private(self, descriptor: int, path: bytes, facts: os.stat_result) -> bool:
         """Whether the modes do not say who may read what is open, on another filesystem.
 
@@ -250,16 +283,24 @@ class _Walker:
     ) -> None:
         """Add an entry of the open ``folder`` to what was found there."""
         path = prefix + name
-        is_folder = entry.is_dir(follow_symlinks=False)
+        is_link = self._follow and entry.is_symlink()
+        is_folder = entry.is_dir(follow_symlinks=False) or (is_link and _leads_to_folder(entry))
         if self._patterns and self._patterns.leaves_out(path, is_folder=is_folder):
             return
         if is_folder:
             found.folders.append(path)  # and it is a row of its own when it is opened
+            if is_link:
+                self._links.add(path)
             return
-        facts = entry.stat(follow_symlinks=False)
-        row = self._row(folder, path, name, facts)
+        if is_link:
+            facts, mode = self._behind(folder, path, name)
+            row = self._row(folder, path, name, facts)._replace(mode=mode)
+        else:
+            facts = entry.stat(follow_symlinks=False)
+            row = self._row(folder, path, name, facts)
         if (
-            facts.st_dev != found.device
+            not is_link
+            and facts.st_dev != found.device
             and row.kind is Kind.FILE
             and self._is_private_file(folder, path, facts)
         ):
@@ -268,6 +309,18 @@ class _Walker:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
         else:
             found.rows.append(row)
+
+    def _behind(self, folder: int, path: bytes, name: bytes) -> tuple[os.stat_result, int]:
+        """Return the stat of the file that a link leads to, and its mode as ``reached`` says."""
+        where = text_of(self._path(path))
+        try:
+            with opened(name, os.O_PATH | os.O_CLOEXEC, folder) as descriptor:
+                check_mounter(descriptor, where)
+                facts = os.fstat(descriptor)
+                return facts, self._reached(descriptor) if self._reached else facts.st_mode
+        except OSError as error:
+            what = f"is a link that cannot be followed ({error.strerror})"
+            raise SourceError(f"{where} {what}; leave it out with exclude=") from None
 
     def _is_private_file(self, folder: int, path: bytes, facts: os.stat_result) -> bool:
         """Return the same for a file: a filesystem can be mounted at a file's place, too."""
@@ -308,7 +361,9 @@ class _Walker:
             return None
         size = facts.st_size
         whole = self._path(path)
-        with closing(FileReader(text_of(whole), open_beneath(folder, name, OPEN_FILE))) as reader:
+        with closing(
+            FileReader(text_of(whole), open_at(folder, name, OPEN_FILE, follow=self._follow))
+        ) as reader:
             there = os.fstat(reader.descriptor)
             if not os.path.samestat(there, facts) and not is_on_fuse(reader.descriptor):
                 raise _changed(whole)

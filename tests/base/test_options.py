@@ -12,6 +12,7 @@ from stager.base.options import (
     OPTION_TYPES,
     FolderLayout,
     Lifetime,
+    Links,
     Mode,
     Options,
     Relocate,
@@ -48,6 +49,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "by": str,
         "share": Share,
         "layout": FolderLayout,
+        "links": Links,
         "replace": bool,
     } == OPTION_TYPES
 

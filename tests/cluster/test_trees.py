@@ -402,3 +402,32 @@ def test_a_folder_of_the_users_own_that_is_closed_is_named_and_deleted_as_others
     assert stage(site, f"{WISH},replace").endswith(f"stage: {COPY}: note: on n4, {gone}\n")
     assert not (site.copy("n4", COPY) / "mine").exists()
     assert f"{COPY}: current on n[1-4]" in stage(site)
+
+
+def test_a_snapshot_of_a_hub_on_shared_storage_is_staged_with_what_its_links_lead_to(
+    site: Site,
+) -> None:
+    cache = "/shared/hub/models--org--model"
+    source, copy = f"{cache}/snapshots/ab12", "/nvme/model"
+    site.run(
+        f"mkdir -p {cache}/blobs {source}/below; cd {source}; echo one >../../blobs/1; "
+        "head -c 5000000 /dev/urandom >../../blobs/2; "
+        "ln -s ../../blobs/1 config.json; ln -s ../../../blobs/2 below/model.bin"
+    )
+    wish = f"--stage={source}:{copy}"
+    refused = site.sbatch("true", "-N1", wish)
+    assert refused.wait().exit_code == "4:0", refused.output()
+    assert "take the files that they lead to by links=follow\n" in refused.output()
+    wish, equal = f"{wish},links=follow", f"srun rsync -anciHSL --delete {source}/ {copy}/"
+    assert ": 2 files, 4.8 MiB from " in stage(site, wish, equal)
+    assert f"stage: {copy}: current on n[1-4] (4 nodes), nothing moved" in stage(site, wish, equal)
+    site.run(f"echo two >{cache}/blobs/1")
+    assert f"stage: {copy}: 1 file, 4 B (1 file kept) from " in stage(site, wish, equal)
+    assert {site.copy(node, f"{copy}/config.json").read_text() for node in site.nodes} == {"two\n"}
+    site.run(f"rm {cache}/blobs/1")
+    dangling = site.sbatch("true", "-N1", wish)
+    assert dangling.wait().exit_code == "4:0", dangling.output()
+    assert f"{source}/config.json is a link that cannot be followed (No such file" in (
+        dangling.output()
+    )
+    site.run("rm -r /shared/hub")

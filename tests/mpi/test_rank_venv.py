@@ -74,7 +74,8 @@ def test_an_environment_that_is_not_to_be_relocated_gets_a_note(world: TreeWorld
     assert world.run(items=world.items()).items[0].note == ""  # it is current
     assert world.run(items=world.items(**VENV)).items[0].note == ""
     assert world.run(items=world.items(exclude=("/pyvenv.cfg",))).items[0].note == (
-        f"note: 1 link in {world.source} leads out of it; what is there is not in the copy"
+        f"note: 1 link in {world.source} leads out of it; what is there is not in the copy "
+        "without links=follow"
     )
 
 

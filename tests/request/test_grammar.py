@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError, UsageError
-from stager.base.options import ITSELF, Lifetime, Mode, Options, Share, Validate, Verify
+from stager.base.options import ITSELF, Lifetime, Links, Mode, Options, Share, Validate, Verify
 from stager.base.text import showable
 from stager.request.directive import Directive, print_value
 from stager.request.grammar import MAX_LIST, split_value
@@ -48,7 +48,7 @@ UNKNOWN_URL = (
 )
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
-    "layout, replace"
+    "layout, links, replace"
 )
 IN_PATH = "If not, write \\, where it is part of a path"
 NO_NUMBER = (
@@ -770,3 +770,13 @@ def test_what_cannot_be_laid_out_as_a_hubs_cache_is_refused(
     text: str, at: int, problem: str
 ) -> None:
     assert value_fault(text) == message(problem, text, at)
+
+
+@pytest.mark.parametrize("option", ["share=all", "share=group", "relocate=venv"])
+def test_what_cannot_be_combined_with_links_that_are_followed_is_refused(option: str) -> None:
+    for options in (f"links=follow,{option}", f"{option},links=follow"):
+        text = f"/a:/b,{options}"
+        problem = f"'{option}' cannot be combined with links=follow"
+        assert value_fault(text) == message(problem, text, text.index(option))
+    (directive,) = parse_value("/a:/b,links=follow,share=source,relocate=none,mode=shard")
+    assert directive.options == Options(links=Links.FOLLOW, mode=Mode.SHARD)

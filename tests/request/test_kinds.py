@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import ITSELF, Mode, Options, Relocate
+from stager.base.options import ITSELF, Links, Mode, Options, Relocate
 from stager.request.items import StageItem
 from stager.request.kinds import check_options
 
@@ -43,6 +45,10 @@ REFUSED: dict[str, tuple[Options, bool, bool, StageError]] = {
             "such as decompress=*"
         ),
     ),
+    "links of a file": (
+        Options(links=Links.FOLLOW), False, FILE,
+        UsageError("/shared/x is not a folder on a filesystem; remove links=follow"),
+    ),
     "a folder for all users": (
         Options(), True, FOLDER,
         PolicyRefusal(
@@ -78,9 +84,16 @@ def test_options_that_do_not_fit_the_source_are_refused(
         (Options(relocate=Relocate.VENV), False, FOLDER),
         (Options(relocate=Relocate.VENV, extract=True), False, FILE),
         (Options(mode=Mode.SHARD), False, FOLDER),
+        (Options(links=Links.FOLLOW), False, FOLDER),
     ],
 )
 def test_options_that_fit_the_source_are_accepted(
     options: Options, *, shared: bool, is_folder: bool
 ) -> None:
     check_options(item(options, shared=shared), is_folder=is_folder)
+
+
+def test_the_objects_beneath_a_url_have_no_links() -> None:
+    wanted = replace(item(Options(links=Links.FOLLOW), shared=False), source="s3://bucket/x/")
+    with pytest.raises(UsageError, match=r"^s3://bucket/x/ is not a folder on a filesystem; "):
+        check_options(wanted, is_folder=FOLDER)

@@ -261,8 +261,8 @@ def test_a_folder_of_links_that_leave_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         look_at_source(str(snapshot))
     assert str(caught.value) == (
-        f"{snapshot} has no files: all links in it lead out of it, as to ../../blobs/1; stage "
-        f"{tmp_path}/models--x instead, and use snapshots/ab12 in its copy"
+        f"{snapshot} has no files: all links in it lead out of it, as to ../../blobs/1; take the "
+        "files that they lead to by links=follow"
     )
     (snapshot / "a").unlink()
     (snapshot / "a").symlink_to("/shared/elsewhere/a")
@@ -270,7 +270,48 @@ def test_a_folder_of_links_that_leave_it_is_refused(tmp_path: Path) -> None:
         look_at_source(str(snapshot))
     assert str(caught.value) == (
         f"{snapshot} has no files: all links in it lead out of it, as to /shared/elsewhere/a; "
-        "stage the folder with the files instead"
+        "take the files that they lead to by links=follow"
     )
     (snapshot / "c").symlink_to("below/../d..")
     assert look_at_source(str(snapshot)).leaving == 2
+
+
+def test_what_links_lead_to_is_the_source_if_they_are_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/ab12"
+    (snapshot / "below").mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("1", "2"):
+        (blobs / name).write_bytes(BYTES)
+    (snapshot / "a").symlink_to("../../blobs/1")
+    (snapshot / "below/b").symlink_to("../../../blobs/2")
+
+    def look() -> Source:
+        return look_at_source(str(snapshot), Selection(follow=True))
+
+    first = look()
+    assert (first.files, first.facts.size, first.leaving) == (2, 2 * len(BYTES), 0)
+    assert look() == first
+    (blobs / "2").write_bytes(BYTES)  # of the same size
+    second = look()
+    assert second.listing != first.listing
+    (snapshot / "below/b").unlink()
+    (snapshot / "below/b").symlink_to("../../../blobs/1")
+    assert look().listing != second.listing
+
+
+def test_what_a_link_leads_to_is_not_opened_to_those_who_cannot_reach_it(tmp_path: Path) -> None:
+    closed, folder = tmp_path / "closed", tmp_path / "folder"
+    (closed / "below").mkdir(parents=True)
+    folder.mkdir()
+    for path in (closed / "file", closed / "below/file"):
+        path.touch()
+        path.chmod(0o644)
+    closed.chmod(0o700)
+    (folder / "file").symlink_to("../closed/file")
+    (folder / "below").symlink_to("../closed/below")
+    listings, selection = Listings(), Selection(follow=True)
+    assert look_at_source(str(folder), selection, listings).mode == 0o755
+    listing = listings.get(str(folder), selection)
+    assert listing
+    modes = dict(zip(listing.paths, map(oct, listing.modes), strict=True))
+    assert (modes[b"file"], modes[b"below"]) == ("0o600", "0o700")

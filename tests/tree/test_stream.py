@@ -163,16 +163,40 @@ def test_files_that_a_node_has_already_are_not_written() -> None:
     }  # fmt: skip
 
 
-def read_all(folder: Path, listing: Listing, *, is_source: bool = True) -> bytes:
+def read_all(
+    folder: Path, listing: Listing, *, is_source: bool = True, follow: bool = False
+) -> bytes:
     stream = Stream(listing, everything(listing))
     source = folder.stat().st_ino if is_source else None
-    reader = StreamReader(str(folder), stream, source=source)
+    reader = StreamReader(str(folder), stream, source=source, follow=follow)
     buffer = bytearray(stream.size)
     try:
         reader.read_into(memoryview(buffer), 0)
     finally:
         reader.close()
     return bytes(buffer)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["a large file", "small ones"])
+def test_what_links_lead_to_is_read_unless_it_is_no_longer_what_was_listed(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    source, blobs = tmp_path / "source", tmp_path / "blobs"
+    for folder in (source, blobs):
+        folder.mkdir()
+    for name in names:
+        (blobs / name).write_bytes(b"before")
+        (source / name).symlink_to(f"../blobs/{name}")
+    listing = walk(str(source), reached=lambda _: 0o600)
+    assert read_all(source, listing, follow=True) == b"before" * len(names)
+    with pytest.raises(IntegrityError):
+        read_all(source, listing)
+    (blobs / "other").write_bytes(b"before")
+    os.utime(blobs / "other", ns=2 * ((blobs / "a").stat().st_mtime_ns,))
+    (source / "a").unlink()
+    (source / "a").symlink_to("../blobs/other")
+    with pytest.raises(IntegrityError, match=f"^{source}/a was replaced while it was read"):
+        read_all(source, listing, follow=True)
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["a large file", "small ones"])

@@ -338,3 +338,73 @@ def test_a_folder_that_is_left_out_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out/pipe")
     os.mkfifo(tmp_path / "pipe")
     assert walk(str(tmp_path), patterns=Patterns((), ("out/", "pipe"))).paths == [b""]
+
+
+def reached(descriptor: int) -> int:
+    return stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o750
+
+
+def test_a_link_that_is_followed_is_what_it_leads_to(folder: Path) -> None:
+    beside = folder.parent / "beside"
+    (beside / "below").mkdir(parents=True)
+    (beside / "file").write_bytes(b"data")
+    with (beside / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    (beside / "below/link").symlink_to("../file")
+    (folder / "link").unlink()
+    links: dict[str, str | Path] = {
+        "one": "../beside/file", "two": beside / "file", "hole": "../beside/sparse",
+        "tree": "../beside", "inner": "a/file",
+    }  # fmt: skip
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    kept, found = walk(str(folder)), walk(str(folder), reached=reached)
+    assert not list(found.rows(Kind.LINK))
+    copied = folder.parent / "copied"
+    subprocess.run(["cp", "-rL", folder, copied], check=True)
+    assert found.paths == walk(str(copied)).paths
+    assert found.row(row(found, b"a/b")) == kept.row(row(kept, b"a/b"))
+    for name in ("one", "two", "tree/file", "tree/below/link"):
+        one = found.row(row(found, name.encode()))
+        facts = (beside / "file").stat()
+        assert (one.kind, one.size, one.mtime_ns, one.ctime_ns, one.inode) == (
+            Kind.FILE, 4, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino,
+        )  # fmt: skip
+        assert one.mode == (0o644 if name == "tree/file" else 0o640)
+    assert found.row(row(found, b"tree")).mode == 0o750
+    assert found.data(row(found, b"hole")) == 4096
+    # Two paths of one file lead to a file with two names.
+    assert found.targets[row(found, b"inner")] == b"a/b/second"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere", "is a link that cannot be followed (No such file or directory)"),
+        ("a/file/x", "is a link that cannot be followed (Not a directory)"),
+        ("wrong", "is a link that cannot be followed (Too many levels of symbolic links)"),
+    ],
+)
+def test_a_link_that_cannot_be_followed_is_named_and_may_be_left_out(
+    folder: Path, target: str, message: str
+) -> None:
+    (folder / "link").unlink()
+    (folder / "wrong").symlink_to(target)
+    with pytest.raises(SourceError) as caught:
+        walk(str(folder), reached=reached)
+    assert str(caught.value) == f"{folder}/wrong {message}; leave it out with exclude="
+    assert walk(str(folder), patterns=Patterns((), ("wrong",)), reached=reached).has(b"a/file")
+
+
+@pytest.mark.parametrize(("target", "named"), [(".", "wrong"), ("..", "wrong/source")])
+def test_links_that_lead_in_a_circle_are_named(folder: Path, target: str, named: str) -> None:
+    (folder / "link").unlink()
+    (folder / "wrong").symlink_to(target)
+    with pytest.raises(SourceError) as caught:
+        walk(str(folder), reached=reached)
+    assert str(caught.value) == (
+        f"{folder}/{named}: links lead in a circle here; leave it out with exclude="
+    )
+    assert walk(str(folder), patterns=Patterns((), ("wrong",)), reached=reached).has(b"a/file")
