@@ -6,5 +6,5 @@ OTHERS = ("flux", "pbs", "lsf", "dstack", "kubernetes")
 LAUNCHERS = (SLURM, *OTHERS)
 #: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
 INTERFACES = "OMPI_MCA_btl_tcp_if_include"
-#: The variable that names the interface for the TCP of libfabric, which MPICH uses.
-LIBFABRIC_INTERFACE = "FI_TCP_IFACE"
+#: The variables that name the interface for libfabric's two kinds of TCP; MPICH uses one of them.
+LIBFABRIC_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")

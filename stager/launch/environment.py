@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, SourceError
-from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACE
+from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACES
 from stager.launch.commands import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
 from stager.source.location import Location, Scheme, is_endpoint, is_url
@@ -178,5 +178,5 @@ def _interface(named: str) -> dict[str, str]:
     """
     if not named:
         return {}
-    of_libfabric = {} if "/" in named else {LIBFABRIC_INTERFACE: named}
-    return {INTERFACES: named, **of_libfabric}
+    of_libfabric = () if "/" in named else LIBFABRIC_INTERFACES
+    return dict.fromkeys((INTERFACES, *of_libfabric), named)

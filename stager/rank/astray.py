@@ -9,7 +9,7 @@ import os
 from _socket import if_nameindex  # socket, which has it, is slow to import
 from contextlib import suppress
 
-from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACE
+from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACES
 
 #: How the variables of Open MPI begin that name interfaces, or that exclude some.
 _CHOICE = INTERFACES.removesuffix("include")
@@ -33,7 +33,8 @@ def keep_from_going_astray() -> None:
         return
     best = max(led, key=lambda one: (one.kind in FAST, one.speed))
     os.environ[INTERFACES] = ",".join(one.name for one in led)
-    os.environ.setdefault(LIBFABRIC_INTERFACE, best.name)
+    for variable in LIBFABRIC_INTERFACES:
+        os.environ.setdefault(variable, best.name)
 
 
 def _site_chooses() -> bool:

@@ -33,6 +33,7 @@ _LEFT_OUT = shutil.ignore_patterns(
 PREFIX = "/opt/slurm-stage"
 PYTHON = f"{PREFIX}/bin/python3"
 STAGECTL = f"{PREFIX}/bin/stagectl"
+MPICH = "/opt/mpich"
 IMAGE = "/shared/img.sqsh"
 COPY = "/nvme/img.sqsh"
 SHARED_ROOT = "/nvme/shared"
@@ -75,6 +76,15 @@ class Site(Cluster):
         plain = ["-quiet", "-no-progress", "-no-duplicates", "-noD", "-noI", "-noF", "-noX"]
         line = ["mksquashfs", *sources, f"{self.base}{IMAGE}", *plain]
         subprocess.run(line, check=True, capture_output=True)
+
+    def install_mpich(self) -> None:
+        """Install the MPICH that `make` fetches, beneath `MPICH`, on all nodes."""
+        fetched, there = REPOSITORY / "build/mpich", self.base / MPICH[1:]
+        (there / "bin").mkdir(parents=True, exist_ok=True)
+        for name in ("mpiexec", "hydra_pmi_proxy"):
+            shutil.copy(fetched / "bin" / name, there / "bin")
+        but = shutil.ignore_patterns("python*")
+        shutil.copytree(fetched / "lib", there / "lib", True, but, dirs_exist_ok=True)
 
     def write_policy(self, text: str) -> None:
         """Replace stage.toml."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.outcome import Outcome
-from tests.cluster.site import POLICY, PREFIX, PYTHON, REPOSITORY, STAGECTL, digest
+from tests.cluster.site import MPICH, POLICY, PREFIX, PYTHON, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 SIZE = int(os.environ.get("STAGE_HOSTS_SIZE", "67108864"))
 LATE = float(os.environ.get("STAGE_HOSTS_LATE", "0"))
 ALL = "n[1-4] (4 nodes)"
-MPICH = "/opt/mpich"
 MPICH_POLICY = f"""\
 roots = ["/nvme"]
 [launch]
@@ -198,12 +196,7 @@ def test_a_folder_that_another_user_has_made_for_mpiexec_is_no_obstacle(nodes: S
 
 
 def test_mpich_starts_ranks_too(nodes: Site) -> None:
-    mpich, there = REPOSITORY / "build/mpich", nodes.base / MPICH[1:]
-    (there / "bin").mkdir(parents=True, exist_ok=True)
-    for name in ("mpiexec", "hydra_pmi_proxy"):
-        shutil.copy(mpich / "bin" / name, there / "bin")
-    python = shutil.ignore_patterns("python*")
-    shutil.copytree(mpich / "lib", there / "lib", symlinks=True, ignore=python, dirs_exist_ok=True)
+    nodes.install_mpich()
     with nodes.policy(MPICH_POLICY):
         value = "/shared/a:/nvme/m"
         code, lines = stagectl(nodes, "stage", "--hosts", "n[1-4]", value)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import POLICY, STAGECTL, digest
+from tests.cluster.site import MPICH, POLICY, STAGECTL, digest
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,8 +127,27 @@ def astray(site: Site) -> Iterator[Site]:
         yield site
 
 
-def test_mpi_uses_no_network_that_leads_nowhere(astray: Site) -> None:
-    job = astray.sbatch("true", "-N4", "--stage=/shared/data:/nvme/")
-    assert job.wait().exit_code == "0:0", job.output()
+MPICH_LAUNCH = f"""\
+[launch]
+mpi = "pmi2"
+[launch.environment]
+MPI4PY_MPIABI = "mpich"
+LD_LIBRARY_PATH = "{MPICH}/lib"
+MPIR_CVAR_CH4_NETMOD = """
+
+
+@pytest.mark.parametrize("jobs", [1, repeated(20)])
+@pytest.mark.parametrize(
+    "launch", ["", repeated(MPICH_LAUNCH + '"ofi"'), repeated(MPICH_LAUNCH + '"ucx"')],
+    ids=["open-mpi", "mpich-libfabric", "mpich-ucx"],
+)  # fmt: skip
+def test_mpi_uses_no_network_that_leads_nowhere(astray: Site, launch: str, jobs: int) -> None:
+    if launch:
+        astray.install_mpich()
     expected = digest(astray.shared("data"))
+    with astray.policy(POLICY + launch):
+        for _ in range(jobs):
+            job = astray.sbatch("true", "-N4", "--stage=/shared/data:/nvme/,validate=always")
+            assert job.wait().exit_code == "0:0", job.output()
+            assert " to n[1-4] (4 nodes) in " in job.output()
     assert all(digest(astray.copy(node, "/nvme/data")) == expected for node in astray.nodes)

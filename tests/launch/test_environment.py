@@ -99,7 +99,12 @@ def test_simulated_nodes_may_be_roots_and_share_its_cores() -> None:
     ("interface", "variables"),
     [
         ("auto", {}),
-        ("hsn0", {"OMPI_MCA_btl_tcp_if_include": "hsn0", "FI_TCP_IFACE": "hsn0"}),
+        (
+            "hsn0",
+            dict.fromkeys(
+                ("OMPI_MCA_btl_tcp_if_include", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"), "hsn0"
+            ),
+        ),
         ("10.1.0.0/16", {"OMPI_MCA_btl_tcp_if_include": "10.1.0.0/16"}),
     ],
 )

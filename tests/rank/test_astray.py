@@ -18,7 +18,8 @@ ETH0 = Interface("eth0", Kind.ETHERNET, 10_000, ("10.0.0.1/24",))
 IB0 = Interface("ib0", Kind.INFINIBAND, 0, ("10.4.0.1/24",))
 BRIDGE = Interface("docker0", Kind.VIRTUAL, 0, ("172.17.0.1/16",))
 INCLUDE, EXCLUDE = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
-BOTH = {INCLUDE: "eth0,ib0", "FI_TCP_IFACE": "ib0"}
+BOTH = {INCLUDE: "eth0,ib0", "FI_TCP_IFACE": "ib0", "FI_SOCKETS_IFACE": "ib0"}
+NAMES = (INCLUDE, EXCLUDE, "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 #: The node's interfaces; the settings of Open MPI; variables before and after.
 CASES: dict[str, tuple[list[Interface], str, dict[str, str], dict[str, str]]] = {
     "one interface": ([ETH0], "", {}, {}),
@@ -31,7 +32,7 @@ CASES: dict[str, tuple[list[Interface], str, dict[str, str], dict[str, str]]] = 
         [ETH0, BRIDGE],
         "",
         {"FI_TCP_IFACE": "x"},
-        {INCLUDE: "eth0", "FI_TCP_IFACE": "x"},
+        {INCLUDE: "eth0", "FI_TCP_IFACE": "x", "FI_SOCKETS_IFACE": "eth0"},
     ),
 }
 
@@ -49,14 +50,10 @@ def test_the_interfaces_of_mpi(
     monkeypatch.setattr(astray, "if_nameindex", lambda: [*every])
     monkeypatch.setattr(found, "interfaces", lambda: links)
     monkeypatch.setattr(found, "known_addresses", lambda: ["10.0.0.1"])
-    for name in {INCLUDE, EXCLUDE, "FI_TCP_IFACE"}:
+    for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in before.items():
         monkeypatch.setenv(name, value)
     astray.keep_from_going_astray()
-    seen = {
-        name: os.environ.pop(name)
-        for name in (INCLUDE, EXCLUDE, "FI_TCP_IFACE")
-        if name in os.environ
-    }
+    seen = {name: os.environ.pop(name) for name in NAMES if name in os.environ}
     assert seen == after
