@@ -19,13 +19,20 @@ _MAGICS = {
 _LONGEST_MAGIC = 6
 #: How HTML and XML begin, perhaps behind the mark of UTF-8.
 _MARKUP = rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml)"
-_REPACK = "unpack it by 7z x, and pack it again (stagectl pack FOLDER)"
+_REPACK = "unpack it by {}, and pack it again (stagectl pack FOLDER)"
+_COMPRESS = "decompress it by {}, and compress it again by zstd"
 #: What else files begin with that are taken for archives, and what can be done.
 _ZIP = rb"PK(\x03\x04|\x05\x06)"
 _OTHERS = {
     _ZIP: "a zip; give it a name that ends in .zip, and extract it",
-    rb"7z\xbc\xaf\x27\x1c": f"an archive of 7-Zip; {_REPACK}",
-    rb"Rar!\x1a\x07": f"an archive of RAR; {_REPACK}",
+    rb"7z\xbc\xaf\x27\x1c": f"an archive of 7-Zip; {_REPACK.format('7z x')}",
+    rb"Rar!\x1a\x07": f"an archive of RAR; {_REPACK.format('7z x')}",
+    rb"0707(01|02|07)|\xc7\x71|\x71\xc7": f"an archive of cpio; {_REPACK.format('cpio -id')}",
+    rb"\x04\x22\x4d\x18": f"compressed by lz4; {_COMPRESS.format('lz4 -d')}",
+    rb"\x1f\x9d": f"compressed by compress; {_COMPRESS.format('gzip -d')}",
+    # Behind the one common setting is the size of the dictionary, a power of two.
+    rb"\x5d\0\0[\0-\x80][\0-\x08]": f"compressed by lzma; {_COMPRESS.format('xz -d -F lzma')}",
+    rb"LZIP": f"compressed by lzip; {_COMPRESS.format('lzip -d')}",
     rb"hsqs": "a squashfs image; give it a name that ends in .sqsh, and mount it",
     _MARKUP: "a page of HTML or XML, such as a server sends in place of a file that it refuses; "
     "download it again",

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Generic, TypeVar, cast
 
 import zstandard
 
-from stager.archive.damage import DamagedError, DemandingError
+from stager.archive.damage import DamagedError, DemandingError, ForeignError
 from stager.archive.zstd_frames import SOMETHING_ELSE, ZstdFrames
 from stager.base.formats import Compression
 
@@ -30,6 +30,8 @@ _WAITING = 16
 _XZ_MEMORY = 256 << 20
 #: The message of liblzma and of libzstd for a file that requires more.
 _XZ_EXCEEDED, _ZSTD_EXCEEDED = "limit", "too much memory"
+#: The message of libzstd for a file that was compressed with a dictionary.
+_ZSTD_DICTIONARY = "Dictionary mismatch"
 #: What a file of each format begins with.
 _GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
 #: Seconds between looks whether the thread that reads ahead has ended.
@@ -136,6 +138,10 @@ def _zstd_reader(file: IO[bytes]) -> Iterator[zstandard.ZstdDecompressionReader]
             raise DemandingError(
                 "it takes more than 128 MiB of memory to decompress; "
                 "compress it again by zstd without --ultra, with --long=27 at most"
+            ) from None
+        if _ZSTD_DICTIONARY in str(error):
+            raise ForeignError(
+                "it was compressed with a dictionary; compress it again by zstd without -D"
             ) from None
         frames.check_last_bytes()
         raise

@@ -13,7 +13,7 @@ import zipfile
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from stager.archive.damage import DamagedError
+from stager.archive.damage import DamagedError, ForeignError
 from stager.archive.decompress import read_blocks
 from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
 from stager.archive.zip_entry import mode_of, mtime_of, path_of
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from stager.archive.target import Target
 
-#: The record at the end: signature, the table's length, and the length of the comment behind it.
-_END, _END_SIGNATURE = struct.Struct("<4s 8x I 4x H"), b"PK\5\6"
+#: The record at the end: signature, which part of a split zip this is (the only one is 0; the
+#: number may stand in the record before), the table's length, and that of the comment behind it.
+_END, _END_SIGNATURE = struct.Struct("<4s H 6x I 4x H"), b"PK\5\6"
+_ELSEWHERE = 0xFFFF
 #: The record that stands before it where numbers are large: signature and the table's length.
 _END_64, _END_64_SIGNATURE = struct.Struct("<4s 36x Q 8x"), b"PK\6\6"
 #: What stands between them, and says where the larger record is.
@@ -38,6 +40,7 @@ _ENCRYPTED = 1
 #: Compression methods that zipfile lacks, but other programs write.
 _METHODS = {9: "Deflate64", 93: "zstd", 95: "xz", 98: "PPMd"}
 #: What a user can do about a member that is compressed so.
+_JOIN = "join its parts (zip -s 0 FILE --out OTHER.zip)"
 _REPACK = "unpack it by another program (7z x), and pack it again (stagectl pack FOLDER)"
 
 
@@ -46,7 +49,13 @@ def opened_zip(archive: IO[bytes], target: Target) -> Iterator[zipfile.ZipFile]:
     """Open a zip. Raise UsageError if it has too many members, DamagedError if it is damaged."""
     with _seeking():
         target.check_members(_count_entries(archive, target.most_members))
-        whole = zipfile.ZipFile(archive)
+        try:
+            whole = zipfile.ZipFile(archive)
+        except UnicodeDecodeError as error:
+            name = printable(os.fsdecode(error.object))
+            raise ForeignError(
+                f"it marks the name '{name}' as UTF-8, which it is not; {_REPACK}"
+            ) from None
     with whole:
         yield whole
 
@@ -87,11 +96,13 @@ def _find_table(archive: IO[bytes]) -> tuple[int, int]:
     archive.seek(start)
     tail = archive.read()
     at = len(tail) - _END.size
-    if at < 0 or not tail.startswith(_END_SIGNATURE, at) or _END.unpack_from(tail, at)[2]:
+    if at < 0 or not tail.startswith(_END_SIGNATURE, at) or _END.unpack_from(tail, at)[-1]:
         at = tail.rfind(_END_SIGNATURE, max(0, len(tail) - _END.size - _LONGEST_COMMENT))
     if at < 0 or at + _END.size > len(tail):
         return 0, 0  # zipfile says what is wrong
-    _, length, _ = _END.unpack_from(tail, at)
+    _, part, length, _ = _END.unpack_from(tail, at)
+    if part not in (0, _ELSEWHERE):
+        raise ForeignError(f"it is part {part + 1} of a split zip; {_JOIN}")
     locator = at - _LOCATOR.size
     large = locator - _END_64.size
     if (

@@ -107,6 +107,24 @@ def test_a_zip_with_offsets_beyond_its_end_is_damaged(tmp_path: Path, out: Path)
     assert str(caught.value) == damaged("its table of contents names impossible offsets", "x.zip")
 
 
+def test_a_part_of_a_split_zip_is_told_as_one(out: Path) -> None:
+    text = bytearray(zip_of("a"))
+    text[-18:-16] = struct.pack("<H", 3)
+    assert refused(bytes(text), out, "x.zip") == (
+        "x.zip cannot be unpacked: it is part 4 of a split zip; join its parts (zip -s 0 FILE "
+        "--out OTHER.zip)"
+    )
+
+
+def test_a_name_that_is_wrongly_marked_as_utf_8_is_told(out: Path) -> None:
+    """bsdtar writes such zips of names in Latin-1."""
+    text = zip_of("lat\u00e9n").replace("\u00e9".encode(), b"\xe4i")
+    assert refused(text, out, "x.zip") == (
+        "x.zip cannot be unpacked: it marks the name 'lat\\xe4in' as UTF-8, which it is not; "
+        "unpack it by another program (7z x), and pack it again (stagectl pack FOLDER)"
+    )
+
+
 def test_too_little_memory_is_not_reported_as_damage(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
