@@ -53,8 +53,7 @@ def test_a_dictionary_that_would_fill_the_memory_is_refused(out: Path) -> None:
 
 
 def test_a_file_that_needs_a_dictionary_is_told_as_such(out: Path) -> None:
-    samples = [os.urandom(64) * 8 for _ in range(64)]
-    trained = zstandard.train_dictionary(1024, samples)
+    trained = zstandard.train_dictionary(1024, [bytearray(os.urandom(64) * 8) for _ in range(64)])
     text = zstandard.ZstdCompressor(dict_data=trained).compress(tar_of(a_file("a")))
     assert refused(text, out, "x.tar.zst") == (
         "x.tar.zst cannot be unpacked: it was compressed with a dictionary; compress it again by "
