@@ -174,9 +174,18 @@ class Job:
 
     def wait(self, timeout: float = 180) -> JobState:
         """Wait until the job, with all tasks of an array, has ended; return its final state."""
-        self.wait_for(lambda record: record["JobState"] in FINAL_STATES, timeout)
+        begun = time.monotonic()
+        # To ask slurmctld takes a core for 10 ms, in which the job would get on.
+        is_reached(self._is_logged, timeout)
+        left = timeout - (time.monotonic() - begun)
+        self.wait_for(lambda record: record["JobState"] in FINAL_STATES, left)
         info = self.info()
         return JobState(info["JobState"], info["ExitCode"], info["Reason"], int(info["Restarts"]))
+
+    def _is_logged(self) -> bool:
+        """Whether slurmctld has logged an end of the job; epilogs may run, or it is requeued."""
+        log = self.cluster.base / "log/jobcomp.log"
+        return log.exists() and f"JobId={self.id} " in log.read_text()
 
     def wait_for(self, wanted: Callable[[dict[str, str]], bool], timeout: float = 180) -> None:
         """Wait until `wanted` holds for all records; AssertionError after `timeout` seconds."""
@@ -858,11 +867,11 @@ def _claim_base(parent: Path) -> tuple[Path, int]:
 
     The lock on `parent` keeps others from removing the new folder before it is locked.
     """
-    with _locked(parent, fcntl.LOCK_EX):
+    with locked(parent, fcntl.LOCK_EX):
         for left in parent.glob(f"{BASE_PREFIX}*"):
             with (
                 contextlib.suppress(BlockingIOError, FileNotFoundError),  # its run ends now
-                _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB),
+                locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB),
             ):
                 _remove_tree(left)
         base = Path(tempfile.mkdtemp(prefix=BASE_PREFIX, dir=parent))
@@ -873,7 +882,8 @@ def _claim_base(parent: Path) -> tuple[Path, int]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, operation: int) -> Iterator[None]:
+def locked(folder: Path, operation: int) -> Iterator[None]:
+    """Lock a folder as ``flock`` does, for a with block."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, operation)

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_installation(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have all clusters of this run, those of other workers too, share one installation."""
+    Site.installed = tmp_path_factory.getbasetemp().parent / "installed"
+
+
 @pytest.fixture(scope="session")
 def installed_site() -> Iterator[Site]:
     """Start a cluster of four nodes with slurm-stage, for the whole run."""
