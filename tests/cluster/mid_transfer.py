@@ -6,6 +6,8 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tests.cluster.cluster import USERS
+from tests.cluster.processes import is_rank, processes
 from tests.cluster.site import REPOSITORY, wait_until
 
 if TYPE_CHECKING:
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 #: A folder that n1, which reads the source, sees through FUSE. Each answer takes so many
 #: microseconds: the file moves at about 1 MiB/s.
 SLOW, BEHIND, MICROSECONDS = "/shared/slow", "/shared/behind", 200_000
+#: The command line of the program that shows it.
+SERVER = f"slow_folder {BEHIND} {SLOW} "
 #: The command line of a rank, but not that of the srun that starts it.
 RANK = "^[^ ]*python3 -I -m stager.rank"
+PARTIAL = f"/nvme/.slurm-stage/{USERS['alice']}/partial"
 
 
 @contextmanager
@@ -34,6 +39,16 @@ def slow_source(site: Site, size: int) -> Iterator[None]:
     site.run(f"rm -r {BEHIND} {SLOW} /shared/slow_folder", user="root")
 
 
+@contextmanager
+def stopped(site: Site, node: str, pattern: str) -> Iterator[None]:
+    """Stop the processes whose command line matches, for a with block."""
+    site.run(["pkill", "-STOP", "-f", pattern], user="root", on=node)
+    try:
+        yield
+    finally:
+        site.run(["pkill", "-CONT", "-f", pattern], user="root", on=node, check=False)
+
+
 def submit(site: Site, tolerate: str, script: str) -> Job:
     """Submit a job that stages the slow file to four nodes."""
     wish = f"--stage={SLOW}/data:/nvme/data"
@@ -47,8 +62,8 @@ def await_transfer(site: Site) -> None:
 
 def receives(site: Site, node: str) -> bool:
     """Whether a rank there has begun to write the copy."""
-    look = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q /nvme/.slurm-stage/5001/partial"
-    return site.run(look, user="root", on=node, check=False).returncode == 0
+    ranks = (one for one in processes(site) if one.node == node and is_rank(one))
+    return any(one.has_open_beneath(PARTIAL) for one in ranks)
 
 
 def kill_rank(site: Site, node: str) -> None:

@@ -19,7 +19,16 @@ import xxhash
 from stager.request.items import StageRequest
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
 from tests.cluster.hostile import dead_folder, forge_record, never_answers, own_filesystem
-from tests.cluster.site import PLUGSTACK, POLICY, PREFIX, PYTHON, SOURCE, STAGECTL, digest
+from tests.cluster.site import (
+    HANGS,
+    PLUGSTACK,
+    POLICY,
+    PREFIX,
+    PYTHON,
+    SOURCE,
+    STAGECTL,
+    digest,
+)
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ ALICE, BOB = USERS["alice"], USERS["bob"]
 
 @pytest.fixture(autouse=True)
 def _source(site: Site) -> None:
-    site.run("rm -f /shared/data; head -c 30000000 /dev/urandom >/shared/data")
+    site.run("rm -f /shared/data; head -c 3000000 /dev/urandom >/shared/data")
 
 
 def attack(site: Site, command: str, node: str = "n2") -> str:
@@ -46,16 +55,16 @@ def attack(site: Site, command: str, node: str = "n2") -> str:
     return done.stderr
 
 
-def stage(site: Site, *options: str) -> str:
-    """Return the output of alice's job on all nodes."""
-    job = site.sbatch("true", "-N4", *(options or [WISH]))
+def stage(site: Site, *options: str, nodes: str = "n1,n2") -> str:
+    """Return the output of alice's job on these nodes: two, as each takes the same time again."""
+    job = site.sbatch("true", f"-w{nodes}", *(options or [WISH]))
     job.wait()
     return job.output()
 
 
-def check_copies(site: Site, path: str = "/nvme/data") -> None:
-    for node in site.nodes:
-        copy = site.copy(node, path)
+def check_copies(site: Site) -> None:
+    for node in ("n1", "n2"):
+        copy = site.copy(node, "/nvme/data")
         assert digest(copy) == digest(site.shared("data"))
         assert (copy.stat().st_uid, copy.stat().st_nlink) == (ALICE, 1)
 
@@ -103,16 +112,16 @@ def test_no_user_reads_or_forges_records_and_locks_of_another(site: Site) -> Non
         "ls /run/slurm-stage/jobs",
     ):
         assert "denied" in attack(site, command) or "not permitted" in attack(site, command)
-    assert "current on n[1-4]" in stage(site)
+    assert "current on n[1-2]" in stage(site)
 
 
 def test_a_record_does_not_make_a_file_current_for_another_user(site: Site) -> None:
     """Bob stages to alice's destination first and changes his copy; his record calls it current."""
-    site.sbatch("true", "-N4", WISH, user="bob").wait()
-    for node in site.nodes:
+    site.sbatch("true", "-wn1,n2", WISH, user="bob").wait()
+    for node in ("n1", "n2"):
         site.run("chmod 666 /nvme/data; echo poison >/nvme/data", user="bob", on=node)
     assert stage(site) == (
-        f"stage: n[1-4]: /nvme/data belongs to bob (uid {BOB}); choose another destination, such "
+        f"stage: n[1-2]: /nvme/data belongs to bob (uid {BOB}); choose another destination, such "
         "as /nvme/alice/data\n" + NOT_STARTED.format(6)
     )
 
@@ -120,9 +129,8 @@ def test_a_record_does_not_make_a_file_current_for_another_user(site: Site) -> N
 def test_a_damaged_record_is_ignored_and_the_file_staged_again(site: Site) -> None:
     stage(site)
     (record,) = site.records("n1")
-    whole = record.read_text()
-    newer = json.dumps({**json.loads(whole), "version": 99})
-    for text in ("", "{", "[" * 100_000, "\0" * 4096, whole[:100], newer, whole * 2):
+    newer = json.dumps({**json.loads(record.read_text()), "version": 99})
+    for text in ("[" * 100_000, newer):  # unit tests damage it in more ways
         record.write_text(text)
         assert "from the copy on n2 to n1 in" in stage(site)
         assert record.read_text() != text
@@ -135,7 +143,7 @@ def test_a_damaged_record_is_ignored_and_the_file_staged_again(site: Site) -> No
 @pytest.mark.parametrize("trap", ["mkdir -m 777 /nvme/new", "mkdir -m 1777 /nvme/new"])
 def test_a_parent_folder_of_another_user_is_refused(site: Site, trap: str) -> None:
     site.run(trap, user="bob", on="n3")
-    assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
+    assert stage(site, "--stage=/shared/data:/nvme/new/data", nodes="n1,n3") == (
         f"stage: n3: /nvme/new belongs to bob (uid {BOB}), who could replace what is staged there; "
         f"choose another destination\n{NOT_STARTED.format(6)}"
     )
@@ -144,12 +152,12 @@ def test_a_parent_folder_of_another_user_is_refused(site: Site, trap: str) -> No
 
 def test_a_folder_of_roots_in_which_others_may_write_is_refused_or_noted(site: Site) -> None:
     """Without the sticky bit, whoever may write in a folder can replace what is in it."""
-    for node in site.nodes:
+    for node in ("n1", "n2"):
         site.run(
             "mkdir -m 2777 /nvme/all; mkdir -m 2770 /nvme/team; chgrp project /nvme/team", on=node
         )
     assert stage(site, "--stage=/shared/data:/nvme/all/data") == (
-        "stage: n[1-4]: /nvme/all: all users could replace what is staged there; choose another "
+        "stage: n[1-2]: /nvme/all: all users could replace what is staged there; choose another "
         "destination, or have its owner set the sticky bit (chmod +t)\n" + NOT_STARTED.format(6)
     )
     note = (
@@ -159,7 +167,7 @@ def test_a_folder_of_roots_in_which_others_may_write_is_refused_or_noted(site: S
     )
     for _ in range(2):  # also where the copy is current
         assert note in stage(site, "--stage=/shared/data:/nvme/team/data")
-    for node in site.nodes:
+    for node in ("n1", "n2"):
         site.run("chmod +t /nvme/all /nvme/team", on=node)
     for folder in ("all", "team"):
         assert "note: all" not in stage(site, f"--stage=/shared/data:/nvme/{folder}/data")
@@ -168,7 +176,7 @@ def test_a_folder_of_roots_in_which_others_may_write_is_refused_or_noted(site: S
 def test_a_symbolic_link_as_parent_folder_is_refused(site: Site) -> None:
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     site.run("ln -s /nvme/mine /nvme/new", user="bob", on="n3")
-    assert stage(site, "--stage=/shared/data:/nvme/new/data") == (
+    assert stage(site, "--stage=/shared/data:/nvme/new/data", nodes="n1,n3") == (
         f"stage: n3: /nvme/new is a symbolic link that belongs to bob (uid {BOB}), not a folder of "
         f"yours; choose another destination\n{NOT_STARTED.format(6)}"
     )
@@ -177,7 +185,7 @@ def test_a_symbolic_link_as_parent_folder_is_refused(site: Site) -> None:
 
 def test_a_parent_swapped_for_a_link_during_a_stage_is_not_followed(site: Site) -> None:
     """While alice stages, bob keeps replacing a missing parent folder by a symbolic link."""
-    site.run("fallocate -l 3G /shared/large", user="alice")
+    site.run("fallocate -l 200M /shared/large", user="alice")
     site.run("mkdir /nvme/mine; echo precious >/nvme/mine/data", on="n3")
     swap = site.popen(
         "while :; do rmdir /nvme/new 2>/dev/null; ln -sn /nvme/mine /nvme/new 2>/dev/null && "
@@ -191,7 +199,7 @@ def test_a_parent_swapped_for_a_link_during_a_stage_is_not_followed(site: Site) 
             assert site.copy("n3", "/nvme/mine/data").read_text() == "precious\n"
             new = site.copy("n3", "/nvme/new/data")
             if state.exit_code == "0:0":
-                assert new.stat().st_size == 3 << 30
+                assert new.stat().st_size == 200 << 20
             else:
                 assert state.exit_code == "6:0", job.output()
     finally:
@@ -303,8 +311,8 @@ def test_a_copy_is_closed_to_those_who_could_not_reach_its_source(site: Site) ->
     make_private(site)
     items = private_items()
     output = stage(site, *items.values())
-    assert "stage: /nvme/private0: 16 B from /home/alice/closed/file to n[1-4]" in output
-    for node in site.nodes:
+    assert "stage: /nvme/private0: 16 B from /home/alice/closed/file to n[1-2]" in output
+    for node in ("n1", "n2"):
         assert stolen(site, items, node) == []
         assert len(stolen(site, items, node, user="alice")) == len(items)
 
@@ -314,7 +322,7 @@ def test_a_users_own_word_opens_the_copy(site: Site) -> None:
     make_private(site)
     items = private_items(",share=all")
     stage(site, *items.values())
-    for node in site.nodes:
+    for node in ("n1", "n2"):
         assert stolen(site, items, node) == list(items)
 
 
@@ -328,7 +336,7 @@ def test_a_projects_copy_stays_shared_within_the_project(site: Site) -> None:
     )  # fmt: skip
     copies = ["/nvme/file", "/nvme/set"]
     output = stage(site, *(f"--stage=/shared/project/{copy[6:]}:{copy}" for copy in copies))
-    for node in site.nodes:
+    for node in ("n1", "n2"):
         assert stolen(site, copies, node, user="carol") == copies
         assert stolen(site, copies, node) == []
     for copy in copies:
@@ -384,10 +392,10 @@ def test_a_copy_is_closed_when_the_way_to_its_source_has_been_closed(site: Site)
     assert stolen(site, copies, "n2") == copies
     site.run("chmod 700 way")
     output = stage(site, *items)
-    for node in site.nodes:
+    for node in ("n1", "n2"):
         assert stolen(site, copies, node) == []
         assert stolen(site, copies, node, user="alice") == copies
-    assert "stage: /nvme/file: current on n[1-4] (4 nodes), nothing moved" in output
+    assert "stage: /nvme/file: current on n[1-2] (2 nodes), nothing moved" in output
     assert "stage: /nvme/set: 0 files, 0 B (1 file kept) from " in output
 
 
@@ -411,7 +419,7 @@ def test_a_subfolder_swapped_for_a_link_is_not_followed(site: Site) -> None:
     """When alice's stage has listed the top of bob's folder, he swaps one of its subfolders."""
     site.run(f"rm -rf closed; mkdir -m 700 closed; echo {SECRET} >closed/file")
     swapped = 0
-    for number in range(4):
+    for number in range(2):
         top = f"/shared/set{number}"
         make = f"rm -rf {top}*; mkdir -p {top}/sub {top}/{{1..1500}}; touch {top}/sub/file"
         site.run(make, user="bob")
@@ -423,10 +431,10 @@ def test_a_subfolder_swapped_for_a_link_is_not_followed(site: Site) -> None:
         copy = f"/nvme/set{number}"
         output = stage(site, f"--stage={top}:{copy}")
         swapped += bob.stdout.readline() == "swapped\n"
-        for node in site.nodes:
+        for node in ("n1", "n2"):
             found = stolen(site, [copy], node) + stolen(site, [copy], node, user="alice")
             assert found == [], output
-    assert swapped == 4
+    assert swapped == 2
     site.run("rm -rf /shared/set?*", user="bob")
 
 
@@ -443,7 +451,7 @@ done; done
 def test_packing_writes_into_no_file_that_another_user_names(site: Site, suffix: str) -> None:
     site.run(
         "echo precious >precious; rm -rf /shared/open /shared/set; mkdir -m 777 /shared/open; "
-        "mkdir /shared/set; head -c 100000000 /dev/urandom >/shared/set/data"
+        "mkdir /shared/set; head -c 30000000 /dev/urandom >/shared/set/data"
     )
     bob = site.popen(REPLACE, user="bob")
     try:
@@ -507,7 +515,7 @@ def evil_words(site: Site, node: str, job: str) -> None:
 
 def test_cleaning_up_as_root_follows_no_link_and_never_blocks(site: Site) -> None:
     with site.policy('roots = ["/nvme"]\n[metrics]\ntextfile = "/run/stage.prom"\n'):
-        job = site.sbatch("echo started; sleep 60", "-N4", WISH, user="bob")
+        job = site.sbatch("echo started; sleep 60", "-wn1,n2", WISH, user="bob")
         job.wait_for(lambda _: "started" in job.output())
         evil_words(site, "n2", job.id)
         before = {name: os.lstat(site.path("n2", name)) for name in ("/etc", "/etc/shadow")}
@@ -558,7 +566,7 @@ def test_no_environment_of_a_user_reaches_programs_that_run_as_root(site: Site, 
         "PYTHONUSERBASE": spy, "BASH_ENV": f"{spy}/start.py", "ENV": f"{spy}/start.py",
     }  # fmt: skip
     export = ",".join(["ALL", *(f"{name}={value}" for name, value in environment.items())])
-    job = site.sbatch("true", "-N4", f"--export={export}", WISH, user="bob")
+    job = site.sbatch("true", "-wn1,n2", f"--export={export}", WISH, user="bob")
     state = job.wait()
     site.assert_healthy()
     seen = set(site.shared("spy/seen").read_text().split())
@@ -962,7 +970,7 @@ SILENT = (
 
 
 def test_a_process_that_bob_stops_does_not_hold_roots_status(site: Site) -> None:
-    stage(site, "-wn2", WISH)
+    stage(site, nodes="n2")
     job = running(site, "n2")
     for number in range(3000):  # so that bob has the time to find the process
         forge_record(site, f"/nvme/{number}", "/nvme/bob-data", node="n2")
@@ -970,30 +978,32 @@ def test_a_process_that_bob_stops_does_not_hold_roots_status(site: Site) -> None
         "while :; do pkill -STOP -u bob -f 'stagectl [s]tatus'; done", user="bob", on="n2"
     )
     try:
-        outputs = [status_as_root(site, "n2") for _ in range(3)]
+        outputs = [status_as_root(site, "n2")]
+        while SILENT not in outputs[-1][0] and len(outputs) < 5:
+            outputs.append(status_as_root(site, "n2"))
     finally:
         stop.kill()
         stop.wait()
-    assert max(seconds for _, seconds, _ in outputs) < 30
-    assert SILENT in outputs[0][0] + outputs[1][0] + outputs[2][0], "bob stopped it"
+    assert max(seconds for _, seconds, _ in outputs) < HANGS
+    assert SILENT in outputs[-1][0], "bob stopped it"
     assert all("alice" in output for output, _, _ in outputs)
     end(site, job)
 
 
 def test_a_dead_filesystem_does_not_hold_roots_status(site: Site) -> None:
-    stage(site, "-wn2", WISH)
+    stage(site, nodes="n2")
     job = running(site, "n2")
     with dead_folder(site, f"/nvme/.slurm-stage/{BOB}", node="n2"):
         output, seconds, _ = status_as_root(site, "n2")
     end(site, job)
     assert "alice" in output
     assert "bob" not in output, "what is mounted over his folder is not entered"
-    assert seconds < 30
+    assert seconds < HANGS
 
 
 def test_root_lists_and_removes_a_users_copies_as_that_user(site: Site) -> None:
     """Bob's records name alice's copy and a filesystem that never answers, and lead elsewhere."""
-    stage(site, "-wn2", WISH)
+    stage(site, nodes="n2")
     end(site, running(site, "n2"))
     facts = site.copy("n2", "/nvme/data").stat()
     as_alices = {"inode": facts.st_ino, "owner": ALICE, "mtime_ns": facts.st_mtime_ns}
@@ -1003,7 +1013,7 @@ def test_root_lists_and_removes_a_users_copies_as_that_user(site: Site) -> None:
     def stagectl(*line: str, user: str = "root") -> tuple[int, str]:
         begun = time.monotonic()
         ran = site.run([STAGECTL, *line], user=user, on="n2", check=False)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < HANGS
         return ran.returncode, ran.stdout + ran.stderr
 
     absent = "is no copy of bob here; stagectl status --user bob lists what is staged\n"
@@ -1075,7 +1085,7 @@ def test_a_forged_size_does_not_keep_the_copies_of_others(site: Site) -> None:
         size = {"allocated": 9 * 10**14}
         forge_record(site, "/nvme/tree", "/nvme/tree", node="n2", used_at=1, tree=size)
         disk = os.statvfs(site.path("n2", "/nvme"))
-        headroom = disk.f_bavail * disk.f_frsize + 10_000_000
+        headroom = disk.f_bavail * disk.f_frsize + 1_000_000
         with site.policy(f'roots = ["/nvme"]\n[cache]\nheadroom = {headroom}\n'):
             site.sbatch("true", "-wn2", "--stage=/shared/tree:/nvme/carols", user="carol").wait()
             site.assert_healthy(45)
@@ -1195,9 +1205,9 @@ def test_the_copies_of_the_sites_account_are_for_all_users_and_only_it_writes_th
     site: Site,
 ) -> None:
     with site.sharing() as folder:
-        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        assert site.sbatch("true", "-wn1,n2", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
         assert stage(site, FOR_ALL).startswith(
-            "stage: /nvme/shared/data: current on n[1-4] (4 nodes), nothing moved"
+            "stage: /nvme/shared/data: current on n[1-2] (2 nodes), nothing moved"
         )
         cache = f"{folder}/.slurm-stage/{ACCOUNTS[SITE_ACCOUNT]}"
         for command in (
@@ -1209,20 +1219,20 @@ def test_the_copies_of_the_sites_account_are_for_all_users_and_only_it_writes_th
             f"mkdir {folder}/.slurm-stage/{BOB}",
         ):
             assert "denied" in attack(site, command)
-        job = site.sbatch("true", "-N4", FOR_ALL + "2", user="bob")
+        job = site.sbatch("true", "-wn1,n2", FOR_ALL + "2", user="bob")
         assert job.wait().exit_code == "6:0"
         assert "only the site's account (uid 5010) stages files there" in job.output()
-        check_shared = {site.copy(node, f"{folder}/data").stat().st_uid for node in site.nodes}
-        assert check_shared == {ACCOUNTS[SITE_ACCOUNT]}
+        owners = {site.copy(node, f"{folder}/data").stat().st_uid for node in ("n1", "n2")}
+        assert owners == {ACCOUNTS[SITE_ACCOUNT]}
 
 
 def test_a_copy_that_root_staged_with_an_older_version_is_not_used(site: Site) -> None:
     with site.sharing() as folder:
-        assert site.sbatch("true", "-N4", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
-        for node in site.nodes:
+        assert site.sbatch("true", "-wn1,n2", FOR_ALL, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+        for node in ("n1", "n2"):
             os.chown(site.copy(node, f"{folder}/data"), 0, 0)
         assert stage(site, FOR_ALL) == (
-            f"stage: n[1-4]: {folder}/data cannot be used: only the site's account (uid 5010) "
+            f"stage: n[1-2]: {folder}/data cannot be used: only the site's account (uid 5010) "
             "stages files there, for all users, and the copy is missing or not up to date "
             "(replaced); ask the administrator, or choose another destination\n"
             + NOT_STARTED.format(6)
@@ -1250,7 +1260,7 @@ def _free_names(site: Site) -> Iterator[None]:
 @pytest.mark.usefixtures("_free_names")
 def test_who_takes_the_names_of_pmix_is_told(site: Site) -> None:
     assert take_names(site) == ""
-    job = site.sbatch("true", "-N4", WISH)
+    job = site.sbatch("true", "-wn1,n2", WISH)
     assert job.wait(120).exit_code == "8:0"
     again = "stage: Slurm could not start a process; the staging starts again\n"
     assert re.sub(r"_\d+\.\d ", "_JOB.STEP ", job.output()) == (
@@ -1269,7 +1279,7 @@ def test_nobody_takes_the_names_of_pmix_where_tmpfs_is_roots(site: Site) -> None
     try:
         assert take_names(site) == ""  # where they were the way to keep alice's jobs from starting
         assert "Permission denied" in take_names(site, "/run/slurm-tmp")
-        assert "/nvme/data: 28.6 MiB from /shared/data to n[1-4]" in stage(site)
+        assert "/nvme/data: 2.9 MiB from /shared/data to n[1-2]" in stage(site)
     finally:
         site.reconfigure()
 
@@ -1291,7 +1301,7 @@ sys.stdin.read()
     try:
         site.run("until [ -e /shared/held ]; do sleep 0.1; done", timeout=60)
         with site.policy(f"{POLICY}[launch]\nenvironment = {{ {lines} }}\n"):
-            job = site.sbatch("true", "-N4", WISH)
+            job = site.sbatch("true", "-wn1,n2", WISH)
             assert job.wait().exit_code == "8:0"
     finally:
         bob.communicate()
@@ -1334,7 +1344,7 @@ def _liar(site: Site) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_liar")
 def test_a_node_that_answers_for_others_is_named_and_they_speak_for_themselves(site: Site) -> None:
-    stage(site, "-wn1,n2,n4", "-N3", WISH)
+    stage(site, nodes="n1,n2,n4")
     script = f"sleep 1; {STAGECTL} status --json"
     job = site.sbatch(script, "-N4")
     job.wait()

@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.cluster import CommandFailed, shown
 from tests.cluster.hostile import fuse
-from tests.cluster.site import PLUGSTACK, PREFIX
+from tests.cluster.site import HANGS, PLUGSTACK, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 PYXIS, UNKNOWN = "/shared/spank_pyxis.so", "/shared/other.so"
 STAGE = "--stage=/shared/root.img:/nvme/root.img"
 CONTAINER = "--image=/nvme/root.img"
-#: Seconds: far below the 300 for which tasks would wait, and far above what a busy machine needs.
-HANGS = 100
 #: Fails outside of the container, and before the image is there.
 INSIDE = f"test ! -e {PREFIX} && cmp /shared/root.img /nvme/root.img && echo $SLURMD_NODENAME"
 STAGED = r"stage: /nvme/root\.img: (4 B from|current on) .*"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import LOGIN_PATH, SITE_BIN, CommandFailed
-from tests.cluster.site import POLICY, PREFIX, PYTHON, STAGECTL
+from tests.cluster.site import HANGS, POLICY, PREFIX, PYTHON, STAGECTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,6 @@ REFUSED = (
     "/opt/other/srun, which stage.toml names, is not there or cannot be run; tell the "
     "administrator to correct srun in [launch]"
 )
-#: Seconds: far below the 300 for which tasks would wait, and far above what a busy machine needs.
-HANGS = 100
 
 
 @pytest.fixture(scope="module")

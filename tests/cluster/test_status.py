@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import PREFIX, STAGECTL, digest
+from tests.cluster.site import HANGS, PREFIX, STAGECTL, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ class Waiting:
             time.sleep(0.1)
 
     def go(self) -> list[str]:
-        """Return what the command prints; on a busy machine it may take 15 s, Slurm minutes."""
+        """Return what the command prints, for which Slurm needs minutes."""
         self._site.run("touch /shared/go")
         # Do not wait for the job's end, for which Slurm needs its nodes back.
         self._await("end\n")
@@ -142,7 +142,7 @@ class Waiting:
         # Slurm adds messages of its own when a node fails.
         first, last = (n for n, line in enumerate(output) if re.fullmatch(r"\d+\.\d+", line))
         begun, *lines, ended = output[first : last + 1]
-        assert float(ended) - float(begun) < 15, lines
+        assert float(ended) - float(begun) < HANGS, lines
         return lines
 
 

@@ -219,7 +219,7 @@ def test_each_srun_of_salloc_tries_again_on_its_nodes_that_failed(site: Site) ->
     )
     without = f"stage: went on without n3 (1 of 4 nodes): {own}"
     lines = [line for line in told.splitlines() if line.startswith("stage:")]
-    assert [re.sub(r"in .* node\)|\d\.\d s", "T", line) for line in lines] == [
+    assert [re.sub(r"in .* node\)|\d+\.\d s", "T", line) for line in lines] == [
         without,
         "stage: /nvme/data: 1.0 MiB from /shared/data to n[1-2,4] (3 nodes) T",
         without,
