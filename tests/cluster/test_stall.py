@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.mid_transfer import cut_off, receives
+from tests.cluster.mid_transfer import BEHIND, SERVER, SLOW, cut_off, receives, stopped
 from tests.cluster.site import POLICY, PYTHON, REPOSITORY, STAGECTL, digest, wait_until
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +33,7 @@ SILENT = (
 )
 #: Folders that n1 sees through FUSE, with the microseconds that each answer takes: a file of 48 MiB
 #: in the first takes more than 30 s, a chunk of a file in the second longer than the limit.
-SLOW, SLOWER = "/shared/slow", "/shared/slower"
-BEHIND = "/shared/behind"
+SLOWER = "/shared/slower"
 LATENCY = {SLOW: 200_000, SLOWER: 800_000}
 FUSE = REPOSITORY / "tests/bench/slow_folder.c"
 
@@ -46,8 +46,8 @@ def slow_site(installed_site: Site) -> Iterator[Site]:
     subprocess.run(["gcc", "-o", str(site.shared("slow_folder")), *flags], check=True)
     site.run(
         f"mkdir {BEHIND} {SLOW} {SLOWER}; cd {BEHIND}\n"
-        "head -c 48M /dev/urandom > large; head -c 6M large > middle; head -c 2M large > small\n"
-        "mkdir many; cd many; for i in $(seq 80); do echo $i >$i; done"
+        "head -c 48M /dev/urandom > large; head -c 3M large > middle; head -c 2M large > small\n"
+        "mkdir many; cd many; for i in $(seq 8); do echo $i >$i; done"
     )
     with ExitStack() as stack:
         for folder, microseconds in LATENCY.items():
@@ -73,16 +73,6 @@ def submit(site: Site, source: str = f"{SLOW}/large", nodes: str = "-N4") -> Job
     for node in ("n1", "n3"):
         wait_until(partial(receives, site, node))
     return job
-
-
-@contextmanager
-def stopped(site: Site, node: str, pattern: str) -> Iterator[None]:
-    """Stop the processes whose command line matches, for a with block."""
-    site.run(["pkill", "-STOP", "-f", pattern], user="root", on=node)
-    try:
-        yield
-    finally:
-        site.run(["pkill", "-CONT", "-f", pattern], user="root", on=node, check=False)
 
 
 @contextmanager
@@ -146,7 +136,7 @@ def test_a_launching_node_that_loses_its_link_is_named(site: Site) -> None:
     ends(site, job)
 
 
-@pytest.mark.parametrize("process", ["stager.rank", r"slurmstepd: .[0-9]*\.0."])
+@pytest.mark.parametrize("process", ["stager.rank", repeated(r"slurmstepd: .[0-9]*\.0.")])
 def test_a_node_whose_staging_process_is_stopped_is_named(site: Site, process: str) -> None:
     job = submit(site)
     with stopped(site, "n3", process):
@@ -202,7 +192,7 @@ def test_tasks_that_wait_on_other_nodes_end_too(site: Site) -> None:
 
 def test_a_source_that_does_not_answer_is_named_with_its_reader(site: Site) -> None:
     job = submit(site)
-    with stopped(site, "n1", f"slow_folder {BEHIND} {SLOW} "):
+    with stopped(site, "n1", SERVER):
         fails(site, job, f"n1: no progress for {LIMIT} s while reading {SLOW}/large")
     ends(site, job)
 
