@@ -120,9 +120,11 @@ void stage_note_list(spank_t spank)
 	fd = open_mark(&job);
 	if (fd < 0)
 		return;
-	if (write(fd, list, strlen(list)) != (ssize_t)strlen(list) && ftruncate(fd, 0) != 0)
+	if (write(fd, list, strlen(list)) != (ssize_t)strlen(list)) {
 		slurm_error("stage: the job's mark %s cannot be written: %s", job.mark,
 			    strerror(errno));
+		(void)unlink(job.mark); /* the helper's step makes it again, without the list */
+	}
 	(void)close(fd); /* nothing was written */
 }
 
