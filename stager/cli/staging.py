@@ -47,6 +47,7 @@ from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.names import Names, letters_of
 from stager.request.resolve import resolve
+from stager.source.location import is_url
 from stager.wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -187,7 +188,14 @@ class SimulatedNodes:
         return cls(load_policy(options.config, simulated=True), options.local, Path(root))
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
-        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long."""
+        """Run ``request`` on these nodes. Raise LaunchError, and UsageError if it is too long.
+
+        As root, they have a network of their own (`launch.alone`): no server can be reached there.
+        """
+        url = next((item.source for item in request.items if is_url(item.source)), "")
+        if url and os.getuid() == 0:
+            problem = "simulated nodes of root reach no server"
+            raise UsageError(f"{url}: {problem}; run this as an ordinary user")
         request = replace(request, nodes=self.count, local_root=str(self.root))
         if not request.dry_run:
             self._make_disks()

@@ -307,6 +307,18 @@ def test_a_local_root_that_cannot_be_written_ends_with_2(
     )
 
 
+@pytest.mark.root
+def test_simulated_nodes_of_root_are_not_asked_for_a_url(desk: Desk) -> None:
+    desk.config.write_text('roots = ["/nvme"]\n[source]\nallow = ["http://127.0.0.1:1/"]\n')
+    for command in ("stage", "plan"):
+        ran = desk.local(command, "http://127.0.0.1:1/a:/nvme/b")
+        assert ran == Ran(
+            2, "",
+            "stage: http://127.0.0.1:1/a: simulated nodes of root reach no server; run this as an "
+            "ordinary user\n",
+        )  # fmt: skip
+
+
 def test_simulated_nodes_do_not_fail_one_by_one(desk: Desk) -> None:
     said = "stage: --tolerate works on the nodes of a Slurm job only\n"
     ran = desk.local("stage", "--tolerate", "1", f"{desk.source}:/nvme/img")
