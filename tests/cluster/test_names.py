@@ -1,0 +1,102 @@
+"""Names in directives: what is filled in for them in a job, and which are refused where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.cluster import CommandFailed
+
+if TYPE_CHECKING:
+    from tests.cluster.site import Site
+
+FOLDER = "/shared/names"
+
+
+@pytest.fixture(autouse=True)
+def _sources(site: Site) -> None:
+    site.run(f"mkdir -p {FOLDER}/deep; cd {FOLDER}; for n in a b c; do echo $n >$n; done; cp b ~")
+    site.run(f"echo deep > {FOLDER}/deep/c")
+
+
+def ran(site: Site, script: str, *options: str, code: int = 0) -> list[str]:
+    """Return the lines of a job's output, submitted from the folder with the sources."""
+    path = f"{FOLDER}/job.sh"
+    site.run(["tee", path], input=f"#!/bin/bash\n{script}\n")
+    output = f"--output={FOLDER}/out.%a"
+    line = ["sbatch", "--wait", "-N1", "-wn1", output, *options, path]
+    done = site.run(line, cwd=FOLDER, env={"SCRATCH": f"{FOLDER}/deep"}, check=False)
+    said = site.run(f"cat {FOLDER}/out.*; rm {FOLDER}/out.*").stdout
+    assert (done.returncode, done.stderr) == (code, ""), said
+    return said.splitlines()
+
+
+def test_names_are_filled_in_when_the_job_starts(site: Site) -> None:
+    listed = "a:/nvme/%u/%j/%x;~/b:/nvme/$USER/${SLURM_JOB_ID}/b;$SCRATCH/c:/nvme/alice/c%%"
+    script = """#STAGE deep/../c:/nvme/alice/%U_%r
+#STAGE ${SCRATCH}/c:/nvme/alice/$SLURM_JOB_NAME
+cd /nvme/alice; cat $SLURM_JOB_ID/named $SLURM_JOB_ID/b c% $(id -u)_0 named
+srun true
+cd /shared; srun '--stage=a:/nvme/alice/%j/step' cat /nvme/alice/$SLURM_JOB_ID/step
+"""
+    lines = ran(site, script, f"--stage={listed}", "--job-name=named")
+    assert [line for line in lines if not line.startswith("stage:")] == [
+        "a", "b", "deep", "c", "deep", "a",
+    ]  # fmt: skip
+    assert sum(" to n1 in " in line for line in lines) == 6, lines
+
+
+def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
+    path = "/nvme/array-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    script = f"echo $SLURM_ARRAY_JOB_ID $(cat {path})"
+    lines = ran(site, script, "--array=3-4", "--stage=a:/nvme/array-%A_%a")
+    first, second = sorted(line for line in lines if not line.startswith("stage:"))
+    assert first == second
+    assert first.split()[1:] == ["a"]
+    assert sum("/nvme/array-" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "problem", "options"),
+    [
+        (
+            "a:/nvme/%x",
+            (
+                "%x is the job's name, 'a/b', which cannot be in a path; write \\%x for these "
+                "characters"
+            ),
+            ["--job-name=a/b"],
+        ),
+        (
+            "$NOT_SET/a:/nvme/a",
+            "NOT_SET is not set in the job's environment; set it, or write its value",
+            [],
+        ),
+        (
+            "a:/nvme/%a",
+            "%a is not known outside of a job array; write \\%a for these characters",
+            [],
+        ),
+    ],
+)
+def test_what_a_job_cannot_fill_in_fails_it(
+    site: Site, value: str, problem: str, options: list[str]
+) -> None:
+    lines = ran(site, "echo started", f"--stage={value}", *options, code=2)
+    assert lines[:2] == [f"stage: {problem}", f"  {value}"]
+    assert lines[3:] == ["stage: the job's own program was not started (exit code 2)"]
+
+
+def test_a_variable_that_is_not_the_site_s_is_refused_by_sbatch(site: Site) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        site.sbatch("true", "--stage=/shared/a:$TMPDIR/a")
+    assert (caught.value.code, caught.value.stderr) == (
+        2,
+        (
+            "stage: $TMPDIR is no variable of this site's disks; known: $USER $SLURM_JOB_ID "
+            "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID $SLURM_JOB_NAME $SLURM_RESTART_COUNT (for a "
+            "variable that only the script knows, run stagectl stage in the script)\n"
+            "  /shared/a:$TMPDIR/a\n            ^\n"
+        ),
+    )
