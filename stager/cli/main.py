@@ -151,7 +151,7 @@ def _open_streams() -> None:
 def cli() -> None:
     """Copy files to the local disks of every node of a Slurm job.
 
-    A job asks for it by `sbatch --stage=SRC:DST` or by lines `#STAGE SRC DST` in its script; then
+    A job asks for it by `sbatch --stage=SRC:DST` or by lines `#STAGE SRC:DST` in its script; then
     the files are there when the script starts. These commands check such requests, stage by hand,
     and show and manage what is staged.
     """
