@@ -98,6 +98,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+GresTypes=lscratch
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
@@ -212,12 +213,17 @@ class Job:
         return "".join(path.read_text() for path in paths if path.exists())
 
     def requeue(self) -> None:
-        """Requeue the running job, and start it again in 3 s instead of two minutes.
+        """Requeue the running job, and start it again in 3 s instead of two minutes."""
+        self.cluster.run(["scontrol", "requeue", self.id], user="root")
+        self.wait_for(lambda record: record["JobState"] == "PENDING")
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Start the requeued job in 3 s, also if Slurm holds it.
 
         Slurm revokes the credential of a job that starts within the second of its requeue.
         """
-        self.cluster.run(["scontrol", "requeue", self.id], user="root")
-        self.wait_for(lambda record: record["JobState"] == "PENDING")
+        self.cluster.run(["scontrol", "release", self.id], user="root")
         update = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]
         self.cluster.run(update, user="root")
 
@@ -618,15 +624,19 @@ class Cluster:
 
     # ---------------------------------------------------------------- changes
 
-    def reconfigure(self, extra_conf: str = "") -> None:
+    def reconfigure(self, extra_conf: str = "", *, restart: bool = False) -> None:
         """Replace the extra lines of slurm.conf; on return all daemons have read the new file.
 
         `scontrol reconfigure` returns before the slurmds have read it, hence their restart. They
-        restart first: slurmctld marks a slurmd as down that is absent while it reconfigures.
+        restart first: slurmctld marks a slurmd as down that is absent while it reconfigures. Some
+        settings slurmctld reads only at a `restart`.
         """
         self.write_config("slurm.conf", slurm_conf(self.nodes, extra_conf))
         self.restart_all_slurmd()
-        self.run(["scontrol", "reconfigure"], user="root")
+        if restart:
+            self.restart_slurmctld()
+        else:
+            self.run(["scontrol", "reconfigure"], user="root")
 
     def write_plugstack(self, text: str) -> None:
         """Replace plugstack.conf; commands and job steps read it when they start."""
@@ -741,9 +751,13 @@ class Cluster:
 
 
 def slurm_conf(nodes: Sequence[str], extra: str = "") -> str:
-    """Return slurm.conf; each node has more cores and memory in it than the machine."""
+    """Return slurm.conf; each node has more cores and memory in it than the machine.
+
+    Jobs may ask for a share of its disk, which is a number for Slurm (--gres=lscratch:40).
+    """
     names = f"n[1-{len(nodes)}]"
-    node = f"NodeName={names} CPUs={CPUS_PER_NODE} CoresPerSocket={CPUS_PER_NODE} RealMemory=65536"
+    cores = f"CPUs={CPUS_PER_NODE} CoresPerSocket={CPUS_PER_NODE}"
+    node = f"NodeName={names} {cores} RealMemory=65536 Gres=lscratch:1000"
     partition = f"PartitionName=main Nodes={names} Default=YES OverSubscribe=YES MaxTime=INFINITE"
     return f"{SLURM_CONF}{node} State=UNKNOWN\n{partition} State=UP\n{extra}\n"
 
