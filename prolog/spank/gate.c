@@ -54,8 +54,6 @@ struct gate {
 	char node[256];	   /* the name of this node, for messages */
 };
 
-/* What the job's prolog noted of its list. */
-static char *noted_list;
 /* The process of slurmstepd. While a task is privileged Slurm ends it if that is gone. */
 static pid_t parent;
 
@@ -73,32 +71,6 @@ static void complain(const char *format, ...)
 	va_end(arguments);
 }
 
-/* As root: finds what a step needs that was not started from within the job. */
-void stage_gate_find_list(spank_t spank)
-{
-	noted_list = stage_noted_list(spank);
-}
-
-static _Noreturn void refuse_long_list(void)
-{
-	complain(STAGE_TOO_LONG, STAGE_LIST_MAX);
-	_exit(STAGE_USAGE);
-}
-
-/* The job's own list and then `list`, which it frees, unless that has it. NULL if out of memory. */
-static char *with_noted(char *list)
-{
-	char *longer = NULL;
-
-	if (!list || !noted_list || stage_list_contains(list, noted_list))
-		return list;
-	longer = stage_list_join(noted_list, list);
-	free(list);
-	if (longer && strlen(longer) > STAGE_LIST_MAX)
-		refuse_long_list();
-	return longer;
-}
-
 /*
  * The list in the job's environment; in a step without srun's environment, the last value of
  * --stage, which Slurm forwards. The caller frees it. NULL if out of memory.
@@ -110,8 +82,10 @@ static char *read_list(spank_t spank)
 	const spank_err_t got =
 		text ? spank_getenv(spank, STAGE_LIST_ENV, text, size) : ESPANK_ERROR;
 
-	if (got == ESPANK_NOSPACE)
-		refuse_long_list();
+	if (got == ESPANK_NOSPACE) {
+		complain(STAGE_TOO_LONG, STAGE_LIST_MAX);
+		_exit(STAGE_USAGE);
+	}
 	if (got == ESPANK_SUCCESS || !text)
 		return text;
 	text[0] = '\0';
@@ -158,7 +132,7 @@ static bool read_task(spank_t spank, struct gate *gate)
 		(void)snprintf(gate->node, sizeof(gate->node), "this node");
 	gate->quiet = spank_getenv(spank, STAGE_QUIET_ENV, quiet, sizeof(quiet)) == ESPANK_SUCCESS;
 	read_tolerate(spank, gate);
-	gate->list = with_noted(read_list(spank));
+	gate->list = read_list(spank);
 	if (!gate->list)
 		return false;
 	if (gate->step == SLURM_BATCH_SCRIPT &&

@@ -1,7 +1,6 @@
 /*
- * Root's mark of a job that stages on this node, from its prolog or its helper's step to the job's
- * end. While the mark exists, copies that the job uses are not evicted. With PrologFlags=Alloc the
- * mark holds the job's list, for an srun --jobid from elsewhere, whose environment lacks it.
+ * Root's mark of a job that stages on this node, from its helper's step to the job's end. While the
+ * mark exists, copies that the job uses are not evicted.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -22,8 +21,6 @@
 /* Of the process that loads the plugin, which is not linked with libslurm. NULL if it lacks it. */
 #pragma weak slurm_load_job
 #pragma weak slurm_free_job_info_msg
-#pragma weak slurm_conf
-extern slurm_conf_t slurm_conf;
 
 enum {
 	/* Seconds after which slurmctld is asked, again, whether a marked job has ended. */
@@ -74,19 +71,7 @@ void stage_expect_marks(void)
 			    STAGE_RUN_JOBS, strerror(errno));
 }
 
-/* Marks the job. Without the folder, root's clean-up does not run here. -1 if it is not marked. */
-static int open_mark(const struct job *job)
-{
-	const int fd = open(job->mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-
-	if (fd < 0 && errno != ENOENT)
-		slurm_error("stage: the job's mark %s cannot be made: %s; its copies may be "
-			    "evicted while it runs",
-			    job->mark, strerror(errno));
-	return fd;
-}
-
-/* Returns whether the job is marked now. */
+/* Returns whether the job is marked now. Without the folder, root's clean-up does not run here. */
 bool stage_mark(spank_t spank)
 {
 	struct job job = { 0 };
@@ -94,61 +79,14 @@ bool stage_mark(spank_t spank)
 
 	if (!find_job(spank, &job))
 		return false;
-	fd = open_mark(&job);
+	fd = open(job.mark, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd >= 0)
 		(void)close(fd); /* nothing was written */
+	else if (errno != ENOENT)
+		slurm_error("stage: the job's mark %s cannot be made: %s; its copies may be "
+			    "evicted while it runs",
+			    job.mark, strerror(errno));
 	return fd >= 0;
-}
-
-/* Whether the prolog runs on all nodes of a job when it begins, and not before a node's first step.
- */
-bool stage_prolog_is_at_allocation(void)
-{
-	return &slurm_conf && (slurm_conf.prolog_flags & PROLOG_FLAG_ALLOC) != 0;
-}
-
-/* In the prolog: marks a job that has a list, and writes it down, on all of its nodes or on none.
- */
-void stage_note_list(spank_t spank)
-{
-	const char *list = getenv("SPANK_" STAGE_LIST_NAME);
-	struct job job = { 0 };
-	int fd = -1;
-
-	if (!list || !list[0] || !stage_prolog_is_at_allocation() || !find_job(spank, &job))
-		return;
-	fd = open_mark(&job);
-	if (fd < 0)
-		return;
-	if (write(fd, list, strlen(list)) != (ssize_t)strlen(list)) {
-		slurm_error("stage: the job's mark %s cannot be written: %s", job.mark,
-			    strerror(errno));
-		(void)unlink(job.mark); /* the helper's step makes it again, without the list */
-	}
-	(void)close(fd); /* nothing was written */
-}
-
-/* The list that the job's mark holds; the caller frees it. NULL if it holds none. Only root may. */
-char *stage_noted_list(spank_t spank)
-{
-	struct job job = { 0 };
-	char *list = NULL;
-	ssize_t length = 0;
-	int fd = -1;
-
-	if (!find_job(spank, &job))
-		return NULL;
-	fd = open(job.mark, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
-		return NULL;
-	list = calloc(1, STAGE_LIST_MAX + 1);
-	if (list)
-		length = read(fd, list, STAGE_LIST_MAX);
-	(void)close(fd); /* nothing was written */
-	if (length > 0)
-		return list;
-	free(list);
-	return NULL;
 }
 
 static void clean_up(const struct job *job, const struct stage_config *config)

@@ -6,7 +6,6 @@
  *   srun, later          -          -               quiet, in local_user_init
  *   slurmstepd           options    -               order, prepare         gate
  *   slurmd               expect_marks, note_namespace
- *   slurmd, prolog       -          -               note_list, in job_prolog
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
  * A failure in a node's init, init_post_opt, user_init, task_post_fork, job_prolog or job_epilog
@@ -88,17 +87,8 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 {
 	const struct stage_config config = stage_config_parse(argc, argv);
 
-	stage_gate_find_list(spank);
 	stage_gate_check_order(spank);
 	stage_prepare(spank, &config);
-	return 0;
-}
-
-int slurm_spank_job_prolog(spank_t spank, int argc, char **argv)
-{
-	(void)argc;
-	(void)argv;
-	stage_note_list(spank);
 	return 0;
 }
 

@@ -156,7 +156,6 @@ int stage_submit(spank_t spank, const struct stage_config *config);
 void stage_prepare(spank_t spank, const struct stage_config *config);
 
 /* gate.c */
-void stage_gate_find_list(spank_t spank);
 void stage_gate_check_order(spank_t spank);
 int stage_gate(spank_t spank, const struct stage_config *config);
 
@@ -164,9 +163,6 @@ int stage_gate(spank_t spank, const struct stage_config *config);
 void stage_expect_marks(void);
 bool stage_make_folder(const char *path, mode_t mode);
 bool stage_mark(spank_t spank);
-bool stage_prolog_is_at_allocation(void);
-void stage_note_list(spank_t spank);
-char *stage_noted_list(spank_t spank);
 void stage_clean_up(spank_t spank, const struct stage_config *config);
 
 /* room.c */

@@ -212,11 +212,11 @@ static void refuse_no_shell(void)
 		       "ID SRC:DST");
 }
 
-/* Tells whoever types salloc what an srun in another terminal does not know: see mark.c. */
+/* Tells whoever types salloc what an srun in another terminal cannot know. */
 static void tell_first_srun(void)
 {
 	if (strcmp(program_invocation_short_name, "salloc") == 0 && !getenv(STAGE_QUIET_ENV) &&
-	    isatty(STDERR_FILENO) && !stage_prolog_is_at_allocation())
+	    isatty(STDERR_FILENO))
 		(void)fprintf(stderr,
 			      "stage: the first srun of this salloc stages; an srun --jobid "
 			      "from elsewhere does not wait for it\n");
@@ -260,13 +260,6 @@ static bool note_own(const char *inherited)
 	return !is_step || setenv(STAGE_OWN_ENV, inherited, 0) == 0;
 }
 
-/* Gives a job's list to its batch script and prologs. A step's is none of its job's. */
-static bool pass_to_prolog(spank_t spank, const char *list)
-{
-	return spank_context() != S_CTX_ALLOCATOR ||
-	       spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) == ESPANK_SUCCESS;
-}
-
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* A step adds to its job's list. */
@@ -295,7 +288,8 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	check_or_exit(config);
 	tell_first_srun();
 	failed = !pass_on_tolerate(spank) || !note_own(inherited) ||
-		 setenv(STAGE_LIST_ENV, list, 1) != 0 || !pass_to_prolog(spank, list);
+		 setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;
 }

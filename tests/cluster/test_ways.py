@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.cluster import shown
 from tests.cluster.hostile import dead_folder
-from tests.cluster.site import COPY, HANGS, IMAGE, PREFIX, STAGECTL, digest, wait_until
+from tests.cluster.site import COPY, HANGS, IMAGE, PREFIX, STAGECTL, digest
 from tests.cluster.watch import Watch
 from tests.support.nightly import repeated
 
@@ -118,27 +118,6 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     check_lines(
         shown(done), staged("a", ALL), *sights, *["again"] * 2, staged("b", ALL), "n1 sees b",
     )  # fmt: skip
-
-
-def test_an_srun_from_elsewhere_waits_for_the_files_of_salloc(site: Site) -> None:
-    number = site.shared("number")
-    commands = f"echo $SLURM_JOB_ID >/shared/number; read; srun bash -c '{SEE_A}'"
-    site.reconfigure("PrologFlags=Alloc\n")
-    try:
-        shell = site.popen(["salloc", "-N2", "-wn[1-2]", f"--stage={A}", "bash", "-c", commands])
-        wait_until(lambda: number.exists() and number.read_text() != "")
-        outside = ["srun", f"--jobid={number.read_text().strip()}"]
-        sights = ["n1 sees a", "n2 sees a"]
-        check_lines(
-            shown(site.run([*outside, f"--stage={B}", "bash", "-c", f"{SEE_A}; {SEE_B}"])),
-            staged("a", "n[1-2] (2 nodes)"), staged("b", "n[1-2] (2 nodes)"), *sights,
-            "n1 sees b", "n2 sees b",
-        )  # fmt: skip
-        check_lines(shown(site.run([*outside, "bash", "-c", SEE_A])), *sights)
-        stdout, stderr = shell.communicate("\n", timeout=60)
-        assert (sorted(stdout.splitlines()), "stage:" in stderr) == (sights, False)
-    finally:
-        site.reconfigure()
 
 
 def test_salloc_on_a_terminal_says_whom_it_makes_wait(site: Site) -> None:
