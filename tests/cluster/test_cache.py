@@ -26,8 +26,9 @@ NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 
 @pytest.fixture(autouse=True)
 def _sources(site: Site) -> None:
-    """Make four files of 60 MiB, f1 to f4, that belong to alice."""
-    site.run("cd /shared; for i in 1 2 3 4; do rm -f f$i; head -c 62914560 /dev/urandom >f$i; done")
+    """Make four files of 60 MiB, f1 to f4, that belong to alice, unless they are there."""
+    make = "rm -f f$i; head -c 62914560 /dev/urandom >f$i"
+    site.run(f"cd /shared; for i in 1 2 3 4; do [ -O f$i ] || {{ {make}; }}; done")
 
 
 def stage(
@@ -288,7 +289,7 @@ def shared_root(site: Site) -> Iterator[str]:
 
 def share(site: Site, source: str, user: str) -> Job:
     job = site.sbatch(
-        "srun -N4 sha256sum /nvme/shared/*", "-N4", f"--stage={source}:/nvme/shared/", user=user
+        "srun sha256sum /nvme/shared/*", "-wn1,n2", f"--stage={source}:/nvme/shared/", user=user
     )
     job.wait()
     return job
@@ -300,9 +301,9 @@ def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_r
     job = share(site, "/shared/f1", "bob")
     summary, *digests = job.output().splitlines()
     assert summary.startswith(
-        f"stage: {shared_root}/f1: current on n[1-4] (4 nodes), nothing moved"
+        f"stage: {shared_root}/f1: current on n[1-2] (2 nodes), nothing moved"
     )
-    assert digests == [f"{digest(site.shared('f1'))}  {shared_root}/f1"] * 4
+    assert digests == [f"{digest(site.shared('f1'))}  {shared_root}/f1"] * 2
     assert site.copy("n1", f"{shared_root}/f1").stat().st_ino == inode
 
 
@@ -336,7 +337,7 @@ def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_ro
     assert share(site, "/shared/private/f2", SITE_ACCOUNT).wait().exit_code == "4:0"
     job = share(site, "/shared/private/f2", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f2 cannot be used: only the site's account (uid {OWNER}) "
+        f"stage: n[1-2]: {shared_root}/f2 cannot be used: only the site's account (uid {OWNER}) "
         "stages files there, for all users, and the copy is missing or not up to date (the source "
         "changed); ask the administrator, or choose another destination\n" + NOT_STARTED.format(6)
     )
@@ -346,7 +347,7 @@ def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_ro
 def test_only_the_sites_account_stages_to_a_shared_root(site: Site, shared_root: str) -> None:
     job = share(site, "/shared/f1", "alice")
     assert job.output() == (
-        f"stage: n[1-4]: {shared_root}/f1 cannot be used: only the site's account (uid {OWNER}) "
+        f"stage: n[1-2]: {shared_root}/f1 cannot be used: only the site's account (uid {OWNER}) "
         "stages files there, for all users, and the copy is missing or not up to date (absent); "
         f"ask the administrator, or choose another destination\n{NOT_STARTED.format(6)}"
     )

@@ -136,13 +136,13 @@ def test_what_cannot_be_read_is_told_with_code_4_and_nothing_is_left(
     site: Site, web: Nginx, url: str, message: str
 ) -> None:
     with site.policy(policy(web).replace(f"https://{HOST}:{HTTPS_PORT}/", "https://")):
-        job = site.sbatch("echo it runs", "-N4", f"--stage={url}:{COPY}")
+        job = site.sbatch("echo it runs", "-wn1,n2", f"--stage={url}:{COPY}")
         assert job.wait().exit_code == "4:0", job.output()
         assert f"stage: n1: {url}: {message}" in job.output()
         assert "it runs" not in job.output()
         assert not any(site.copy(node, COPY).exists() for node in site.nodes)
         write_object(web.files / "object.bin", 1000)
-        good = site.sbatch("true", "-N4", f"--stage={URL}:{COPY}")
+        good = site.sbatch("true", "-wn1,n2", f"--stage={URL}:{COPY}")
         assert good.wait().exit_code == "0:0", good.output()
 
 

@@ -23,7 +23,7 @@ BLOB = f"az://{Azurite.account}/{Azurite.container}/folder/object.bin"
 COPY = "/nvme/object.bin"
 #: An object of S3 and its bytes: 1 GiB, and an odd one, if S3_OBJECT_MIB=1024 is set by hand.
 OBJECT = "s3://bucket/folder/object.bin"
-OBJECT_SIZE = (int(os.environ.get("S3_OBJECT_MIB", "64")) << 20) + 1
+OBJECT_SIZE = (int(os.environ.get("S3_OBJECT_MIB", "16")) << 20) + 1
 
 
 def looked_at(url: str) -> str:
