@@ -21,7 +21,6 @@ from stager.base.launchers import LAUNCHERS
 from stager.base.options import OPTION_TYPES
 from stager.base.paths import SITE_CONFIG
 from stager.cli.complete import nodes
-from stager.launch import job
 from stager.request.names import letters_at_submission, letters_of
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ class NodeOptions:
         rules = read_policy(self.config, simulated=self.local_root is not None)
         environment = dict(os.environ)
         if self.job_id and rules.private_roots:
+            from stager.launch import job  # few sites have such roots
+
             job.describe(self.job_id, environment, rules.launch.srun)
         return rules.at(letters_of(environment))
 

@@ -195,6 +195,9 @@ class StageRequest:
         for rare in ("hosts", "own", "letters", "variables", "line"):
             if not data[rare]:
                 del data[rare]
+        for rare in ("private", "hints"):
+            if not data["space"][rare]:
+                del data["space"][rare]
         data["items"] = [item.to_json() for item in self.items]
         text = json.dumps(data, ensure_ascii=False)
         size = len(os.fsencode(text))
@@ -225,7 +228,7 @@ class StageRequest:
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
         transfer["readers"] = tuple(transfer["readers"])
         space = data.pop("space")
-        space |= {name: tuple(space[name]) for name in ("roots", "private")}
+        space |= {name: tuple(space.get(name, ())) for name in ("roots", "private")}
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
         data["hosts"] = tuple(data.pop("hosts", ()))

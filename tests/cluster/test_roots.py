@@ -84,19 +84,32 @@ def run(site: Site, script: str, *options: str, user: str = "alice") -> Job:
     return job
 
 
-STAGE = f'stagectl stage "/shared/x:{OWN}/sub/x"'
-
-
 def test_a_job_stages_to_its_own_folder_and_leaves_nothing(site: Site, source: Path) -> None:
-    look = f"srun sha256sum {OWN}/sub/x; ls -A /run/slurm-stage/$UID; stagectl status --by file"
-    job = run(site, f"set -e; {STAGE}; {STAGE}; {look}", "-N2", "--ntasks-per-node=1")
+    wish = "/shared/x:$SLURM_TMPDIR/sub/x"
+    script = f"""
+set -e
+{STAGECTL} stage "/shared/x:{OWN}/sub/x"
+srun --stage='{wish};/shared/x:$SLURM_TMPDIR/y' sha256sum {OWN}/sub/x
+ls -A /run/slurm-stage/$UID
+"""
+    job = run(site, script, "-N2", "--ntasks-per-node=1", f"--stage={wish}")
     said = job.output()
     assert job.info()["ExitCode"] == "0:0", said
     assert said.count(digest(source)) == 2
-    assert "current" in said
+    for name, what in (("sub/x", "2.9 MiB"), ("sub/x", "current"), ("y", "2.9 MiB")):
+        assert f"stage: {PARENT}/alice.{job.id}.0/{name}: {what}" in said
     assert ".uses" not in said
     for node in site.nodes:
         assert [*site.path(node, "/nvme").iterdir()] == []
+
+
+@pytest.mark.usefixtures("source")
+def test_tasks_of_an_array_have_folders_of_their_own(site: Site) -> None:
+    look = f"ls {OWN}"
+    wish = "--stage=/shared/x:/localscratch/$USER.%j.${SLURM_RESTART_COUNT}/%A-%a"
+    job = run(site, look, "--array=1,2", "-wn1", wish)
+    lines = [line for line in job.output().splitlines() if not line.startswith("stage: ")]
+    assert sorted(lines) == [f"{job.id}-1", f"{job.id}-2"]
 
 
 @pytest.fixture
@@ -244,6 +257,11 @@ cat /tmp/x; ls -A /run/slurm-stage/$UID/*.uses
 until [ -e /shared/go-$SLURM_JOB_ID ]; do sleep 0.1; done
 echo "is $(cat /tmp/x)"; {STAGECTL} evict /tmp/x 2>&1; [ -e /tmp/x ] && echo still
 """
-    job = site.sbatch(script, "-wn1", f"--stage=/shared/{name}:/tmp/x")
-    job.wait_for(lambda _: name in job.output())
-    return job
+    for _ in range(20):  # Slurm 22.05 fails to make a namespace now and then, and holds the job
+        job = site.sbatch(script, "-wn1", f"--stage=/shared/{name}:/tmp/x")
+        job.wait_for(lambda record: f"{name}\n" in job.output() or "eld" in record["Reason"])  # noqa: B023
+        if f"{name}\n" in job.output():
+            return job
+        job.cancel()
+        job.wait()
+    raise AssertionError("Slurm started none of the jobs")
