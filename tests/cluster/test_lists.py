@@ -22,8 +22,8 @@ MAX_LIST = 120 * 1024
 
 def test_an_escaped_semicolon_does_not_separate_directives(site: Site) -> None:
     site.run("mkdir -p /shared/folder; echo kept > /shared/folder/file; echo step > /shared/a")
-    # The pattern at the end of the job's only directive looks like the step's directive.
-    listed = r"/shared/folder:/nvme/folder,exclude=x\;/shared/a:/nvme/a"
+    # The pattern at the end of the job's only directive looks like a directive.
+    listed = r"/shared/folder:/nvme/folder,exclude=x\;/shared/a\:/nvme/a"
     script = "cat /nvme/folder/file; srun --stage=/shared/a:/nvme/a cat /nvme/a"
     job = site.sbatch(script, "-N1", f"--stage={listed}")
     assert job.wait().exit_code == "0:0", job.output()

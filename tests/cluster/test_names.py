@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 FOLDER = "/shared/names"
+#: Of the user's environment; the last one would change how the helper runs.
+VARIABLES = {"SCRATCH": f"{FOLDER}/deep", "OMPI_HOME": FOLDER}
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def ran(site: Site, script: str, *options: str, code: int = 0) -> list[str]:
     site.run(["tee", path], input=f"#!/bin/bash\n{script}\n")
     output = f"--output={FOLDER}/out.%a"
     line = ["sbatch", "--wait", "-N1", "-wn1", output, *options, path]
-    done = site.run(line, cwd=FOLDER, env={"SCRATCH": f"{FOLDER}/deep"}, check=False)
+    done = site.run(line, cwd=FOLDER, env=VARIABLES, check=False)
     said = site.run(f"cat {FOLDER}/out.*; rm {FOLDER}/out.*").stdout
     assert (done.returncode, done.stderr) == (code, ""), said
     return said.splitlines()
@@ -71,6 +73,11 @@ def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
         (
             "$NOT_SET/a:/nvme/a",
             "NOT_SET is not set in the job's environment; set it, or write its value",
+            [],
+        ),
+        (
+            "$OMPI_HOME/a:/nvme/a",
+            "OMPI_HOME is not set in the job's environment; set it, or write its value",
             [],
         ),
         (
