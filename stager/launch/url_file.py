@@ -73,7 +73,7 @@ def read_url_files(
         if not is_url_file(directive.source):
             read.append(directive)
             continue
-        path = os.path.expanduser(directive.source[1:])
+        path = directive.source[1:]
         try:
             url, secret = _parsed(path, read_content(path))
         except OSError as error:

@@ -204,9 +204,9 @@ def _problem(letter: str, letters: Mapping[str, str], shown: str) -> str:
     """Return why a letter cannot be filled in, empty if it can."""
     value = letters.get(letter)
     if value is None:
-        where = "outside of a job" if letter in "jAxr" or "j" not in letters else "here"
-        if letter == "a" and "j" in letters:
-            where = "outside of a job array"
+        where = "outside of a job array" if letter == "a" else "here"
+        if letter not in "uU" and "j" not in letters:
+            where = "outside of a job"
         return f"{shown} is not known {where}"
     if value in ("", ".", "..") or "/" in value or _CONTROL.search(value):
         return f"{shown} is {LETTERS[letter]}, '{printable(value)}', which cannot be in a path"

@@ -77,7 +77,7 @@ def is_url(source: str) -> bool:
 
 def is_url_file(source: str) -> bool:
     """Return whether a source names a file that has the URL: one with a secret."""
-    return source.startswith(("@/", "@~/"))
+    return source.startswith("@/")
 
 
 class Location(NamedTuple):

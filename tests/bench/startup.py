@@ -45,12 +45,13 @@ from stager.launch.srun import srun_argv
 from stager.request import policy
 from stager.request.grammar import parse_value
 from stager.request.items import StageRequest
+from stager.request.names import Names
 from stager.request.resolve import resolve
 found = policy.load(Path("/etc/slurm/stage.toml"))
 srun = find_srun(found.launch.srun)
 rules = settle(found, srun)
 context = job.find(os.environ, rules.launch.srun)
-items = resolve(parse_value(sys.argv[1]), rules)
+items = resolve(parse_value(sys.argv[1], Names.of(os.environ, {})), rules)
 wanted = StageRequest(items, context.node_count, rules.lock_timeout, job=context.job)
 library = library_for(context.node_count, rules)
 environment = rank_environment(os.environ, rules, wanted, peer_key() if library else None)
