@@ -21,7 +21,7 @@ from tests.cluster.mid_transfer import (
     slow_source,
     submit,
 )
-from tests.cluster.site import STAGECTL, digest, wait_until
+from tests.cluster.site import POLICY, STAGECTL, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 SIZE = 4 << 20
+#: The seconds after which a node that does not answer has failed, where a test waits for that.
+LIMIT = 6
 LOST = "the staging process there was killed, or the node failed"
 SILENT = (
-    "no answer for 10 s: the node or its network has failed, or the staging process there is "
+    f"no answer for {LIMIT} s: the node or its network has failed, or the staging process there is "
     "stopped"
 )
 TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
@@ -114,11 +116,12 @@ def test_a_job_goes_on_without_a_node_whose_slurmstepd_is_killed(site: Site) -> 
 
 @pytest.mark.usefixtures("_slow_source")
 def test_a_job_goes_on_without_a_node_that_loses_its_link(site: Site) -> None:
-    job = in_mid_transfer(site, "--stage-tolerate=25%")
-    with cut_off(site, "n3"):
-        wait_until(lambda: "|n1," in job.output())
+    with site.policy(f"{POLICY}[transfer]\nstall_timeout = {LIMIT}\n"):
+        job = in_mid_transfer(site, "--stage-tolerate=25%")
+        with cut_off(site, "n3"):
+            wait_until(lambda: "|n1," in job.output())
     ends_well_without_n3(site, job, SILENT)
-    # Its rank ends when it has not heard its neighbours for 25 s.
+    # Its rank ends when it has not heard its neighbours for a while.
     wait_until(lambda: not site.leftovers())
 
 
