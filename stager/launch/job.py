@@ -40,9 +40,11 @@ _AWAY_MARKS = frozenset("~#%")
 _OF_SLURM = frozenset({"SLURM_CONF", "SLURM_JWT"})
 #: What a job has in its environment that `scontrol show job` names otherwise.
 _OF_RECORD = {
-    "Restarts": "SLURM_RESTART_COUNT", "JobName": "SLURM_JOB_NAME",
-    "ArrayJobId": "SLURM_ARRAY_JOB_ID", "ArrayTaskId": "SLURM_ARRAY_TASK_ID",
+    "Restarts": "SLURM_RESTART_COUNT", "ArrayJobId": "SLURM_ARRAY_JOB_ID",
+    "ArrayTaskId": "SLURM_ARRAY_TASK_ID",
 }  # fmt: skip
+#: A name may have blanks in it.
+_JOB_NAME = re.compile(r"JobId=\d+ (?:Array\S+ )*JobName=(.*) UserId=")
 _USER_ID = re.compile(r".*\((\d+)\)")
 #: Step numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
 SPECIAL_STEPS = 0xFFFFFFF0
@@ -120,6 +122,9 @@ def describe(job: int, environment: MutableMapping[str, str], srun: str) -> str:
         for key, name in _OF_RECORD.items():
             if value := _only(record, key):
                 environment[name] = value
+        found = _JOB_NAME.match(record)
+        if found and record.count(" UserId=") == 1:
+            environment["SLURM_JOB_NAME"] = found[1]
         if found := _USER_ID.fullmatch(_only(record, "UserId")):
             environment["SLURM_JOB_UID"] = found[1]
         return _only(record, "JobState")

@@ -494,6 +494,25 @@ def test_check_ends_with_the_code_of_a_refusal_by_the_site(desk: Desk) -> None:
     )
 
 
+def test_check_knows_a_variable_that_a_shell_has_replaced(desk: Desk) -> None:
+    desk.config.write_text('roots = ["/nvme"]\n[variables]\nSLURM_TMPDIR = "/nvme/%U.%j.%r"\n')
+    ran = desk.stagectl("check", "/usr:$SLURM_TMPDIR/a", "$LATER/%j:/nvme/%a")
+    assert ran == Ran(
+        0,
+        f"stage: ok: /usr to /nvme/{os.getuid()}.%j.%r/a (validate=stat)\n"
+        f"stage: ok: {desk.folder}/$LATER/%j to /nvme/%a (validate=stat)\n",
+        "",
+    )
+    quotes = "put the value in single quotes"
+    for place, hint in (
+        ("/tmp/17", f"/tmp/17 is what $SLURM_TMPDIR is here: {quotes} if you wrote this variable"),
+        ("/b", f"if you wrote a variable, {quotes}"),
+    ):
+        ran = desk.stagectl("check", "--quiet", f"/a:{place}/a", SLURM_TMPDIR="/tmp/17")
+        refused = NOT_BENEATH.replace("/b ", f"{place}/a ", 1)
+        assert ran == Ran(3, "", f"stage: {refused}; {hint}\n")
+
+
 def test_check_warns_of_a_source_of_the_wrong_kind(desk: Desk) -> None:
     folder = desk.folder / "set.tar"
     folder.mkdir()

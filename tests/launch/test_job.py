@@ -153,7 +153,7 @@ def test_a_process_enters_a_job_without_what_it_has_of_another(programs: Path) -
         environment = variables | other
         enter(17, environment, f"{programs}/srun")
         assert environment == variables | {
-            "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NAME": "train",
+            "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NAME": "train it",
             "SLURM_JOB_UID": "1000",
         }  # fmt: skip
     own = dict(ENVIRONMENT)
