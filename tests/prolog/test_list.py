@@ -1,35 +1,26 @@
 """The plugin's lists of directives (prolog/spank/list.c), compiled with sanitizers.
 
-The C code is compared with `contains`, a plain model of the grammar in `stager`.
+The C code is compared with `contains`, which splits a list as the grammar in `stager` does.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.request.grammar import split_value
 from tests.support.compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: A character, with the backslash that escapes it; a backslash at the end stands for itself.
-_CHARACTER = re.compile(r"\\?.", re.DOTALL)
-
 
 def items(text: str) -> list[str]:
     """Return the directives of a list, without the blanks before each."""
-    found: list[list[str]] = [[]]
-    for character in _CHARACTER.findall(text):
-        if character == ";":
-            found.append([])
-        else:
-            found[-1].append(character)
-    return ["".join(item).lstrip(" \t") for item in found]
+    return [part.lstrip(" \t") for part in split_value(text)]
 
 
 def contains(text: str, part: str) -> bool:
