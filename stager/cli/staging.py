@@ -299,6 +299,7 @@ def space_limits(rules: Policy) -> Space:
         user_limit=limits.user_limit,
         roots=rules.roots,
         private=rules.private_roots,
+        of_job=rules.job_roots,
         hints=rules.hints,
         unpacked_size=limits.unpacked_size,
         unpacked_members=limits.unpacked_members,

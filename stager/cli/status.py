@@ -175,8 +175,8 @@ class _Found:
             elsewhere = "; ask other nodes by -w NODES, or in a job" if self.is_outside else ""
             yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}{elsewhere}"
         yield from room_lines(self.known, job.fold)
-        if self.rules.private_roots and self.job:
-            yield f"{', '.join(self.rules.private_roots)}: as seen in job {self.job}"
+        if self.rules.job_roots and self.job:
+            yield f"{', '.join(self.rules.job_roots)}: as seen in job {self.job}"
         elif self.rules.absent_roots:
             folders = ", ".join(self.rules.absent_roots)
             yield f"{folders}: there in a job only; ask in it, or by --job ID"

@@ -45,7 +45,7 @@ def make_room(
 
     def plan() -> list[Evicted]:
         request, node = context.request, context.node
-        lasting = [root for root in request.space.roots if root not in request.space.private]
+        lasting = [root for root in request.space.roots if root not in request.space.of_job]
         others = [cache for root in lasting for cache in _look_for(root, node)]
         plans.extend(rooms(needs, wanted, request.space, node.disk, others))
         return [

@@ -267,7 +267,7 @@ class StageRun:
             of_site = any(self._is_of_site(one) for one in items)
             reader = request.shared_owner if of_site else 0
             destinations = [
-                one.item.destination for one in items if one.item.root not in request.space.private
+                one.item.destination for one in items if one.item.root not in request.space.of_job
             ]
             if destinations:
                 note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)

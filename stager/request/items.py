@@ -98,9 +98,11 @@ class Space:
     user_limit: int = 0
     #: All cache roots; several may be on one disk.
     roots: tuple[str, ...] = ()
-    #: Those that are there for a job or a user alone: no copy is evicted there by itself, and
-    #: nothing outside of them says what they hold.
+    #: Those that are there for a job or a user alone, where root's part makes nothing.
     private: tuple[str, ...] = ()
+    #: Those of them that are one job's: no copy is evicted there by itself, and nothing outside of
+    #: them says what they hold.
+    of_job: tuple[str, ...] = ()
     #: How a job asks for a root, or for more room there: an option of sbatch.
     hints: Mapping[str, str] = field(default_factory=dict)
     #: Most bytes and members that one archive may unpack to.
@@ -195,7 +197,7 @@ class StageRequest:
         for rare in ("hosts", "own", "letters", "variables", "line"):
             if not data[rare]:
                 del data[rare]
-        for rare in ("private", "hints"):
+        for rare in ("private", "of_job", "hints"):
             if not data["space"][rare]:
                 del data["space"][rare]
         data["items"] = [item.to_json() for item in self.items]
@@ -228,7 +230,7 @@ class StageRequest:
         transfer["algorithm"] = Algorithm(transfer["algorithm"])
         transfer["readers"] = tuple(transfer["readers"])
         space = data.pop("space")
-        space |= {name: tuple(space.get(name, ())) for name in ("roots", "private")}
+        space |= {name: tuple(space.get(name, ())) for name in ("roots", "private", "of_job")}
         remote = data.pop("remote")
         registries = tuple(remote.pop("insecure_registries"))
         data["hosts"] = tuple(data.pop("hosts", ()))

@@ -104,15 +104,7 @@ Environment = dict[
 
 
 def _possible_pattern(path: str) -> str:
-    try:
-        fill_letters(_plain_absolute(path), LETTERS)
-    except ValueError as error:
-        known = " ".join(f"%{letter}" for letter in LETTERS)
-        raise ValueError(
-            f"{error}; what may stand there is {known}, and %% for a percent sign"
-            if "%" in str(error)
-            else str(error)
-        ) from None
+    fill_letters(_plain_absolute(path), LETTERS)
     return path
 
 
@@ -134,6 +126,11 @@ def _place(value: object) -> object:
 
 def _is_pattern(path: str) -> bool:
     return "%" in path.replace("%%", "")
+
+
+def _is_of_user(path: str) -> bool:
+    """Return whether a pattern is the same for all jobs of a user."""
+    return {*re.findall("%(.)", path.replace("%%", ""))} in ({"u"}, {"U"}, {"u", "U"})
 
 
 def _not_empty(places: tuple[Place, ...]) -> tuple[Place, ...]:
@@ -444,6 +441,7 @@ class Policy(_Section):
 
     #: Set by `at`.
     _absent: tuple[str, ...] = PrivateAttr(default=())
+    _of_jobs: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -454,6 +452,11 @@ class Policy(_Section):
     def private_roots(self) -> tuple[str, ...]:
         """Those of ``roots`` that are there for a job or a user alone."""
         return tuple(place.path for place in self.places if place.private)
+
+    @property
+    def job_roots(self) -> tuple[str, ...]:
+        """Those of them that are there for one job, and not for the user's other jobs."""
+        return self._of_jobs
 
     @property
     def absent_roots(self) -> tuple[str, ...]:
@@ -481,6 +484,11 @@ class Policy(_Section):
                 # What cannot be filled in matches nothing, and so allows nothing.
                 "destinations": tuple(_filled(one, letters) or one for one in self.destinations),
             }
+        )
+        here._of_jobs = tuple(  # noqa: SLF001
+            path
+            for place, path in filled
+            if path is not None and place.private and not _is_of_user(place.path)
         )
         here._absent = tuple(place.path for place, path in filled if path is None)  # noqa: SLF001
         return here

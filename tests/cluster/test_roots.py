@@ -159,6 +159,18 @@ def test_only_a_folder_that_nobody_else_can_replace_is_used(site: Site, job: Job
 
 
 @pytest.mark.usefixtures("source")
+def test_what_is_in_a_folder_of_the_users_is_used_by_jobs(site: Site, job: Job) -> None:
+    path = f"{PARENT}/alice"
+    site.run(f"mkdir -m 700 {path}; chown alice {path}", user="root", on="n1")
+    with site.policy(f'roots = ["{PARENT}/%u"]\n'):
+        site.run([STAGECTL, "stage", f"--job={job.id}", f"/shared/x:{path}/x"])
+    site.write_policy(POLICY)
+    uses = site.path("n1", f"/run/slurm-stage/{USERS['alice']}/{job.id}.uses")
+    assert uses.read_text() == f"{path}/x\0"
+    site.run(f"rm -r {path}", user="root", on="n1")
+
+
+@pytest.mark.usefixtures("source")
 def test_status_says_in_which_job_it_looked(site: Site, job: Job) -> None:
     path = own_folder(job)
     refused(site, job, 0)

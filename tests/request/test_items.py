@@ -73,6 +73,7 @@ SPACES = st.builds(
     keep_free_percent=st.floats(0, 100, exclude_max=True),
     user_limit=st.integers(0, 1 << 60),
     private=st.lists(PATHS, max_size=2).map(tuple),
+    of_job=st.lists(PATHS, max_size=2).map(tuple),
     hints=st.dictionaries(PATHS, TEXTS, max_size=2),
 )
 REQUESTS = st.builds(
