@@ -178,6 +178,10 @@ def test_status_says_in_which_job_it_looked(site: Site, job: Job) -> None:
     shown = site.run(inside).stdout
     assert f"{path}/x" in shown
     assert shown.endswith(f"{path}: as seen in job {job.id}\n")
+    inside = f"srun --jobid={job.id} --overlap -N1 -n1 {STAGECTL} doctor"
+    told = [line for line in site.run(inside, check=False).stdout.splitlines() if path in line]
+    assert told[0] == f"ok       n1: {path} is there for this job or user alone"
+    assert all(line.startswith("ok ") for line in told)
     pattern = f"{PARENT}/%u.%j.%r"
     assert f"{pattern}: there in a job only" in site.run([STAGECTL, "status"]).stdout
     done = site.run([STAGECTL, "stage", "--hosts=n1", f"/shared/x:{path}/x"], check=False)
