@@ -69,15 +69,8 @@ until [ -e /shared/go ]; do sleep 0.1; done
 """
 
 
-def launched(site: Site, text: str, *options: str, user: str = "alice") -> Job:
-    """Submit a `script`; return the job when it has staged."""
-    job = site.sbatch(text, *options, user=user)
-    await_start(job)
-    return job
-
-
 def await_start(job: Job) -> None:
-    """Wait until the job's present run has staged; job_container/tmpfs fails now and then."""
+    """Wait until a `script` has staged in its present run; job_container may fail to start it."""
 
     def started(record: dict[str, str]) -> bool:
         if record["Reason"] == HELD:
@@ -146,8 +139,10 @@ def test_one_line_stages_into_the_folder_that_the_site_gives_to_the_job(
         site.write_policy(shape.policy())
         before = shape.contents(site)
         site.run("rm -f /shared/go")
-        two = launched(site, script(shape, "alice"), "-N2", "-wn[1-2]")
-        one = launched(site, script(shape, "bob"), "-N1", "-wn1", user="bob")
+        two = site.sbatch(script(shape, "alice"), "-N2", "-wn[1-2]")
+        one = site.sbatch(script(shape, "bob"), "-N1", "-wn1", user="bob")
+        await_start(two)
+        await_start(one)
         assert told(two) == expected(shape, two, "alice", "n[1-2]", 2)
         assert told(one) == expected(shape, one, "bob", "n1", 1)
         one.cancel()
@@ -167,7 +162,8 @@ def test_a_users_next_job_finds_the_folder_of_the_first(site: Site) -> None:
         site.write_policy(shape.policy())
         before = shape.contents(site)
         site.run("rm -f /shared/go")
-        first = launched(site, script(shape, "alice"), "-N2", "-wn[1-2]")
+        first = site.sbatch(script(shape, "alice"), "-N2", "-wn[1-2]")
+        await_start(first)
         line = f"#!/bin/bash\n#SBATCH --stage=/shared/alice/f:${shape.variable}/f\n"
         second = site.sbatch(line, "-N2", "-wn[1-2]")
         assert second.wait().exit_code == "0:0"
