@@ -179,6 +179,27 @@ def test_a_users_next_job_finds_the_folder_of_the_first(site: Site) -> None:
         assert shape.contents(site) == before
 
 
+@pytest.mark.nightly  # as after a requeue, but Slurm itself ends the job
+def test_a_job_that_lost_a_node_stages_again(site: Site) -> None:
+    with shapes.alliance(site) as shape:
+        site.write_policy(shape.policy())
+        before = shape.contents(site)
+        site.run("rm -f /shared/go")
+        job = site.sbatch(script(shape, "alice"), "-N2", "-wn[1-2]")
+        await_start(job)
+        down = ["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test"]
+        site.run(down, user="root")
+        job.wait_for(lambda record: record["JobState"] == "PENDING")
+        site.resume()
+        job.start_again()
+        await_start(job)
+        assert told(job) == expected(shape, job, "alice", "n[1-2]", 2)
+        site.run("touch /shared/go")
+        assert job.wait().exit_code == "0:0"
+        site.await_epilogs()
+        assert shape.contents(site) == before
+
+
 def test_each_task_of_an_array_has_its_own(site: Site) -> None:
     site.run("cd /shared/alice && cp f in.1 && cp a.tar.gz in.2", user="root")
     text = """#!/bin/bash
