@@ -45,7 +45,9 @@ SPELLINGS = {
 _OTHERS = "NntsJb"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
 _LETTER = re.compile(rf"%([{''.join(LETTERS)}{_OTHERS}%])")
-_NAME = re.compile(rf"{_VARIABLE.pattern}|{_LETTER.pattern}", re.ASCII)
+#: What a shell fills in, and nobody else.
+_SHELL = re.compile(r"(\$[0-9@*({])")
+_NAME = re.compile(rf"{_VARIABLE.pattern}|{_LETTER.pattern}|{_SHELL.pattern}", re.ASCII)
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _IN_SCRIPT = "for a variable that only the script knows, run stagectl stage in the script"
 
@@ -261,6 +263,10 @@ class _Filling:
             return self._of_letter(match, letter) if letter else self._of_variable(match, name)
         if letter == "%":
             return "%"
+        if match[4]:
+            problem = f"only a shell fills in '{match[0]}': give --stage on sbatch's command line"
+            remedy = f"in double quotes, or write \\{match[0]} for these characters"
+            raise self._fault(match, f"{problem}, {remedy}")
         following = self._piece.seen[match.end() : match.end() + 1]
         if letter in "Aa" and re.match("[0-9A-Fa-f]", following):
             long = next(name for name, short in SPELLINGS.items() if short == letter)

@@ -16,6 +16,7 @@ from stager.request.names import LETTERS, SPELLINGS, Names, fill_letters
 from tests.support.directives import FOLDER, NAMES, message
 
 KNOWN = "known: $SLURM_TMPDIR " + " ".join(f"${name}" for name in SPELLINGS)
+SHELL, CHARS = "give --stage on sbatch's command line, in double quotes", "for these characters"
 IN_SCRIPT = "for a variable that only the script knows, run stagectl stage in the script"
 
 
@@ -46,7 +47,7 @@ def fault(text: str, names: Names = NAMES) -> str:
         ("@~/url:/b", "@/home/alice/url", "/b"),
         ("@url.%j:/b", f"@{FOLDER}/url.17", "/b"),
         (r"/\%j\$USER:/b/\%%j/\$SLURM_TMPDIR", "/%j$USER", "/b/%17/$SLURM_TMPDIR"),
-        ("/$1/$(date)/$/%z/%:/b/%20/%4t", "/$1/$(date)/$/%z/%", "/b/%20/%4t"),
+        (r"/\$1/\$(date)/$/$-/%z/%:/b/%20/%4t", "/$1/$(date)/$/$-/%z/%", "/b/%20/%4t"),
     ],
 )
 def test_names_are_filled_in(text: str, source: str, destination: str) -> None:
@@ -78,6 +79,10 @@ def test_names_are_filled_in(text: str, source: str, destination: str) -> None:
         ("/a:$USER/b", "the destination must begin with '/' or a variable of the site", 3),
         ("$NONE/a:/b", "NONE is not set in the job's environment; set it, or write its value", 0),
         ("/$EMPTY:/b", "EMPTY is not set in the job's environment; set it, or write its value", 1),
+        ("/a/$1.tar:/b", f"only a shell fills in '$1': {SHELL}, or write \\$1 {CHARS}", 3),
+        ("/a/$(ls):/b", f"only a shell fills in '$(': {SHELL}, or write \\$( {CHARS}", 3),
+        ("s3://b/${X:-y}:/b", f"only a shell fills in '${{': {SHELL}, or write \\${{ {CHARS}", 7),
+        ("/a:/b/$@", f"only a shell fills in '$@': {SHELL}, or write \\$@ {CHARS}", 6),
         (
             "~bob/a:/b",
             ("only ~/ is known, your own home; write the whole path, or ./~ for a name that begins "
