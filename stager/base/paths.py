@@ -35,10 +35,15 @@ def pattern_hint(path: str) -> str:
 
     >>> pattern_hint("/shared/set/*.bin")
     'patterns are not expanded: stage /shared/set with the option include=*.bin'
+    >>> pattern_hint("/shared/set/*")
+    'patterns are not expanded: stage the folder /shared/set'
     """
     before = path.partition("*")[0].partition("?")[0]
     if before == path:
         return ""
     folder = before.rpartition("/")[0]
     pattern = path[len(folder) + 1 :]
-    return f"patterns are not expanded: stage {folder or '/'} with the option include={pattern}"
+    what = f"{folder or '/'} with the option include={pattern}"
+    if pattern == "*":
+        what = f"the folder {folder or '/'}"
+    return f"patterns are not expanded: stage {what}"
