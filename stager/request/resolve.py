@@ -48,7 +48,8 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     root = _folder_above(destination, (*policy.roots, *policy.shared_roots))
     shared = root in policy.shared_roots
     is_image = root is not None and _is_image(source, destination.removeprefix(root))
-    _check_paths(plain, destination, is_image=is_image)
+    if root is not None:
+        _check_paths(plain, destination, is_image=is_image)
     if root is None or not (
         shared or is_image or _folder_above(destination, policy.allowed) is not None
     ):

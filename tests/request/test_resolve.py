@@ -297,6 +297,11 @@ def test_a_destination_beside_the_allowed_ones_is_refused(destination: str) -> N
     )
 
 
+def test_a_destination_outside_is_refused_as_that_where_it_is_the_source_too() -> None:
+    with pytest.raises(PolicyRefusal):
+        destination_of("/data/img", "/data/img")
+
+
 def test_all_folders_that_users_may_stage_to_are_named() -> None:
     policy = Policy(roots=("/nvme",), destinations=("/nvme/a", "/nvme/b"))
     with pytest.raises(PolicyRefusal) as caught:
