@@ -329,7 +329,7 @@ class RoomPlan:
 
         What others have there counts elsewhere, so its removal would not help.
         """
-        if not self._need or not is_in_memory(self._root_here):
+        if not self._need or not is_in_memory(existing_folder_above(f"{self._root_here}/")):
             return
         left = memory_left()
         if left is not None and left < self._need:
