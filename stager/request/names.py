@@ -287,6 +287,9 @@ class _Filling:
     def _of_variable(self, match: re.Match[str], name: str) -> str:
         if not self._is_source:
             return self._of_site(match, name)
+        if name in (self._names.variables or ()):
+            problem = f"${name} is on each node's own disk, from which nothing is copied back"
+            raise self._fault(match, f"{problem}; have the script move results to shared storage")
         if name == "HOME" and self._names.home:
             return self._names.home
         try:

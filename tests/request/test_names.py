@@ -76,6 +76,8 @@ def test_names_are_filled_in(text: str, source: str, destination: str) -> None:
          f"$SLURM_TMPDIR? ({IN_SCRIPT})"), 3),
         ("/a:/b/$HOME", f"$HOME is no variable of this site's disks; {KNOWN} ({IN_SCRIPT})", 6),
         ("/a:/b/$SLURM_TMPDIR", "$SLURM_TMPDIR can only begin a destination", 6),
+        ("$SLURM_TMPDIR/a:/b", ("$SLURM_TMPDIR is on each node's own disk, from which nothing is "
+         "copied back; have the script move results to shared storage"), 0),
         ("/a:$USER/b", "the destination must begin with '/' or a variable of the site", 3),
         ("$NONE/a:/b", "NONE is not set in the job's environment; set it, or write its value", 0),
         ("/$EMPTY:/b", "EMPTY is not set in the job's environment; set it, or write its value", 1),
