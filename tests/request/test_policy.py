@@ -701,17 +701,10 @@ def test_in_a_job_what_stands_for_it_is_filled_in(path: Path) -> None:
     rules = load(path).at(IN_JOB)
     own = "/scratch/alice.12.0"
     assert rules.roots == ("/nvme", own, "/tmp")
-    assert rules.private_roots == rules.job_roots == (own, "/tmp")
+    assert rules.private_roots == (own, "/tmp")
     assert rules.allowed == ("/nvme", f"{own}/in")
     assert (rules.hints, rules.absent_roots) == ({own: "--gres=scratch:GB"}, ())
     assert rules.variables == {"SLURM_TMPDIR": "/scratch/%u.%j.%r"}
-
-
-def test_a_folder_of_the_users_is_no_jobs(path: Path) -> None:
-    path.write_text('roots = ["/a/%u", "/b/%U-%u", "/c/%u-%j", "/d/100%%"]\n')
-    rules = load(path).at(IN_JOB)
-    assert rules.private_roots == ("/a/alice", "/b/5001-alice", "/c/alice-12")
-    assert (rules.job_roots, rules.roots[3]) == (("/c/alice-12",), "/d/100%")
 
 
 def test_outside_of_a_job_its_folders_are_left_out(path: Path) -> None:
@@ -734,7 +727,7 @@ def test_a_job_cannot_lead_a_root_elsewhere_by_its_name(path: Path) -> None:
     ("text", "problem"),
     [
         ('roots = ["/nvme/%z"]', "roots.0: '%z' is not known; known: %u"),
-        ('roots = ["/nvme/%"]', "roots.0: '%' is not known"),
+        ('roots = ["/nvme/%"]', "roots.0: '%' is not known; known: %u"),
         ("[[roots]]\nprivate = true", "roots.0.path: is missing"),
         (
             '[[roots]]\npath = "/a"\nprivat = true',
