@@ -59,6 +59,7 @@ _CHOICES = {
 _LINE = "#STAGE SRC:DST[,key=value…]"
 #: How a line begins that was written like an ``#SBATCH`` line.
 _OPTION_OF_SBATCH = re.compile(r"#STAGE\s+(--stage(?:=|(?=\s)|$))")
+_COMMENT = re.compile(r"[ \t]#")
 #: An option behind a blank.
 _OPTION_AFTER_SPACE = re.compile(rf"\s({'|'.join(OPTION_TYPES)})(?=[=\s]|$)")
 
@@ -96,11 +97,10 @@ def parse_line(line: str, names: Names) -> tuple[Directive, ...]:
         raise DirectiveError(f"write a space behind #STAGE: {_LINE}", text, start)
     if found := _OPTION_OF_SBATCH.match(text):
         raise DirectiveError(f"leave out {found[1]}: write {_LINE}", text, found.start(1))
-    comment = text.find(" #", start)
-    if comment >= 0:
+    if comment := _COMMENT.search(text, start):
         problem = "no comment can follow here; remove it"
         remedy = "for a path with ' #', write it in quotes: #SBATCH '--stage=SRC:DST'"
-        raise DirectiveError(f"{problem} ({remedy})", text, comment + 1)
+        raise DirectiveError(f"{problem} ({remedy})", text, comment.end() - 1)
     whole = read(text, start)
     kept = whole.part(0, len(whole.value.rstrip(BLANKS)))
     return tuple(_directive(piece, names) for piece in kept.split(SEPARATOR))

@@ -590,13 +590,15 @@ def test_a_line_that_is_wrong_is_refused(line: str, problem: str, column: int) -
     assert line_fault(line) == message(problem.format(LINE, n="{n}"), shown, column)
 
 
-@pytest.mark.parametrize("line", ["#STAGE /a:/b # why", "#STAGE # why", "#STAGE /a #1:/b"])
+@pytest.mark.parametrize(
+    "line", ["#STAGE /a:/b # why", "#STAGE # why", "#STAGE /a #1:/b", "#STAGE /a:/b\t# why"]
+)
 def test_a_comment_in_a_line_is_refused(line: str) -> None:
     problem = (
         "no comment can follow here; remove it (for a path with ' #', write it in quotes: #SBATCH "
         "'--stage=SRC:DST')"
     )
-    assert line_fault(line) == message(problem, line, line.index(" #") + 1)
+    assert line_fault(line) == message(problem, line.replace("\t", "?"), line.rindex("#"))
 
 
 @settings(max_examples=300, deadline=None)
