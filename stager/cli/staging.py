@@ -45,7 +45,7 @@ from stager.launch.stall import Pulses
 from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
-from stager.request.names import Names, letters_of
+from stager.request.names import Names, current_folder, letters_of
 from stager.request.resolve import resolve
 from stager.source.location import is_url
 from stager.wire.settings import Settings
@@ -332,7 +332,7 @@ def stage_values(
     """
     nodes = find_nodes(options)
     # A path on a command line is relative to the current folder, also in a job.
-    names = replace(Names.of(os.environ, nodes.rules.variables), folder=os.getcwd())
+    names = replace(Names.of(os.environ, nodes.rules.variables), folder=current_folder())
     directives = parse_values(values, names)
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")

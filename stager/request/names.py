@@ -10,6 +10,7 @@ import difflib
 import os
 import pwd
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -44,6 +45,8 @@ SPELLINGS = {
 #: Those of sbatch that are not the same on all nodes, for all tasks, or in one form.
 _OTHERS = "NntsJb"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
+#: Where it is no `_VARIABLE`: what a shell alone fills in.
+_OF_SHELL = re.compile(r"\$\{")
 _LETTER = re.compile(rf"%([{''.join(LETTERS)}{_OTHERS}%])")
 #: What a shell fills in, and nobody else.
 _SHELL = re.compile(r"(\$[0-9@*({])")
@@ -70,7 +73,7 @@ class Names:
     variables: Mapping[str, str] | None
     #: The variables for SRC.
     environment: Mapping[str, str]
-    #: Where a relative SRC begins.
+    #: Where a relative SRC begins; empty if it was removed.
     folder: str
     home: str
 
@@ -78,7 +81,7 @@ class Names:
     def of(cls, environment: Mapping[str, str], variables: Mapping[str, str]) -> Self:
         """Return the names of the job in this environment, or outside of a job."""
         job = environment.get("SLURM_JOB_ID", "")
-        folder = (job and environment.get("SLURM_SUBMIT_DIR")) or os.getcwd()
+        folder = (job and environment.get("SLURM_SUBMIT_DIR")) or current_folder()
         return cls(letters_of(environment), variables, environment, folder, _home(environment))
 
     @classmethod
@@ -87,7 +90,7 @@ class Names:
     ) -> Self:
         """Return the names of a job that is submitted: what is not known yet stands for itself."""
         letters, home = letters_at_submission(environment), _home(environment)
-        return cls(letters, variables, _NotYetSet(environment), os.getcwd(), home)
+        return cls(letters, variables, _NotYetSet(environment), current_folder(), home)
 
     @classmethod
     def elsewhere(cls, letters: Mapping[str, str], variables: Mapping[str, str]) -> Self:
@@ -127,6 +130,8 @@ class Names:
             begin, path = self._home_of(path), path.behind(1)
         filled = begin + _Filling(path, self, is_source=True).text()
         if not filled.startswith("/") and not is_url(filled):
+            if not self.folder:
+                raise piece.fault("the current folder was removed; write the whole path")
             filled = f"{self.folder.rstrip('/')}/{filled}"
         return mark + filled
 
@@ -138,6 +143,13 @@ class Names:
         if not self.home.startswith("/"):
             raise piece.fault("your home folder is not known here; write the whole path")
         return self.home.rstrip("/")
+
+
+def current_folder() -> str:
+    """Return the current folder, empty if it was removed."""
+    with suppress(OSError):
+        return os.getcwd()
+    return ""
 
 
 def letters_of(environment: Mapping[str, str]) -> dict[str, str]:
@@ -228,6 +240,11 @@ class _Filling:
         found = list(_NAME.finditer(self._piece.seen))
         if self._is_source and self._is_url(found):  # where codes begin with a '%'
             found = [match for match in found if match[0].startswith("$")]
+        named = {match.start() for match in found}
+        for match in _OF_SHELL.finditer(self._piece.seen):
+            if match.start() not in named:
+                problem = f"'{match[0]}' is for a shell: run stagectl stage in the script"
+                raise self._fault(match, f"{problem}, or write \\$ for a dollar sign")
         parts = list(self._parts(found))
         filled = "".join(part for part, _ in parts)
         origins = [at for part, at in parts for _ in part]

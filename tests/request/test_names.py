@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,9 @@ from stager.base.errors import DirectiveError
 from stager.request.grammar import parse_value
 from stager.request.names import LETTERS, SPELLINGS, Names, fill_letters
 from tests.support.directives import FOLDER, NAMES, message
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KNOWN = "known: $SLURM_TMPDIR " + " ".join(f"${name}" for name in SPELLINGS)
 SHELL, CHARS = "give --stage on sbatch's command line, in double quotes", "for these characters"
@@ -111,6 +115,30 @@ def test_what_cannot_be_a_name_in_a_path_is_refused(text: str, value: str, shown
         f"{name} is the job's name, '{shown}', which cannot be in a path; write \\{name} for these "
         "characters"
     )
+
+
+@pytest.mark.parametrize("text", ["/a:/b/${USER:-x}", "/a:/b/${", "/a/${1}:/b", "s3://b/${x/a:/b"])
+def test_what_a_shell_alone_fills_in_is_refused(text: str) -> None:
+    at = text.index("$")
+    problem = (
+        "'${' is for a shell: run stagectl stage in the script, or write \\$ for a dollar sign"
+    )
+    assert fault(text) == message(problem, text, at)
+    [directive] = parse_value(text.replace("$", r"\$"), NAMES)
+    assert "${" in directive.source + directive.destination
+
+
+def test_a_relative_source_needs_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for names in (Names.of({}, {}), Names.at_submission({}, {})):
+        problem = "the current folder was removed; write the whole path"
+        assert fault("a:/b", names) == message(problem, "a:/b", 0)
+        assert parse_value("/a:/b", names)[0].source == "/a"
 
 
 @pytest.mark.parametrize("text", ["$UP/a:/b", "/a/$DOT.:/b", "/a/.$DOT/b:/b", "$UP:/b", "@$UP:/b"])
