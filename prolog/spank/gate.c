@@ -148,6 +148,7 @@ static bool read_task(spank_t spank, struct gate *gate)
  */
 static bool is_for_helper(const char *variable)
 {
+	static const char own[] = STAGE_OWN_ENV "=";
 	static const char *const names[] = { "SLURM_",
 					     "SLURMD_",
 					     "HOME=",
@@ -169,6 +170,8 @@ static bool is_for_helper(const char *variable)
 					     "REGISTRY_AUTH_FILE=",
 					     "DOCKER_CONFIG=" };
 
+	if (strncmp(variable, own, strlen(own)) == 0)
+		return true;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (strncmp(variable, names[i], strlen(names[i])) == 0)
 			return strncmp(variable, "SLURM_SPANK_", 12) != 0;
@@ -525,12 +528,31 @@ static bool has_untold_failed(spank_t spank, const struct gate *gate)
 	return found;
 }
 
+/*
+ * Whether what an srun itself asks for has names that may stand for others than in an earlier step:
+ * the script may have set a variable anew, and %x is the name of each step. See may_vary in
+ * stager/request/names.py.
+ */
+static bool may_vary(spank_t spank, const struct gate *gate)
+{
+	char *own = malloc(LINES_MAX);
+	const char *list = gate->list;
+
+	if (own && spank_getenv(spank, STAGE_OWN_ENV, own, LINES_MAX) != ESPANK_SUCCESS)
+		list = "";
+	else if (own && strncmp(list, own, strlen(own)) == 0)
+		list += strlen(own);
+	free(own);
+	return strchr(list, '$') || strstr(list, "%x");
+}
+
 /* Waits until the stage has ended and returns its code. */
 static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	int code = 0;
 
-	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate) && !has_untold_failed(spank, gate))
+	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate) && !may_vary(spank, gate) &&
+	    !has_untold_failed(spank, gate))
 		return 0;
 	catch_signals();
 	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_status(gate);

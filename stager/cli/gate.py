@@ -28,6 +28,7 @@ from stager.cli.staging import (
     build_request,
     end_step,
     failed_before,
+    own_list,
     own_user,
     parse_values,
     print_outcome,
@@ -36,7 +37,8 @@ from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.launch.url_file import read_url_files
-from stager.request.names import Names
+from stager.request.grammar import split_value
+from stager.request.names import Names, may_vary
 from stager.request.resolve import resolve
 from stager.request.script import may_stage, parse_script
 
@@ -171,11 +173,16 @@ class _Gate:
         return outcome, nodes.rules, tolerance is not None
 
     def _earlier(self, rules: Policy, names: Names) -> dict[str, tuple[StageItem, ...]]:
-        """Return the items of the job's earlier stages, by the text of their directives."""
+        """Return the items of the job's earlier stages, by the text of their directives.
+
+        What an srun asked for is left out where its names may stand for others now.
+        """
+        of_job = split_value(own) if (own := own_list(os.environ)) else []
         earlier: dict[str, tuple[StageItem, ...]] = {}
         for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
             with suppress(StageError):
-                directives = read_url_files(parse_values([text], names), os.environ)
+                same = [one for one in split_value(text) if one in of_job or not may_vary(one)]
+                directives = read_url_files(parse_values(same, names), os.environ)
                 earlier[text] = resolve(directives, rules)
         return earlier
 

@@ -229,7 +229,7 @@ def _status_name(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
-def _own_list(environment: Mapping[str, str]) -> str:
+def own_list(environment: Mapping[str, str]) -> str:
     """Return the job's own ``--stage`` list, empty if it has none."""
     return environment.get(_OWN, environment.get(_LIST, ""))
 
@@ -356,7 +356,7 @@ def stage_values(
         elif isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
             request = replace(
-                request, status_file=_status_name(os.environ), own=_own_list(os.environ),
+                request, status_file=_status_name(os.environ), own=own_list(os.environ),
                 letters=names.letters, variables=names.variables or {},
             )  # fmt: skip
             outcome = nodes.run(request, on_event, asked)

@@ -172,6 +172,14 @@ def letters_at_submission(environment: Mapping[str, str]) -> dict[str, str]:
     return {letter: f"%{letter}" for letter in LETTERS} | _user(environment)
 
 
+def may_vary(text: str) -> bool:
+    """Return whether names in a directive may stand for others in each step of a job.
+
+    A script may set its variables anew, and each step has a name (``%x``). gate.c asks the same.
+    """
+    return "$" in text or "%x" in text
+
+
 def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:
     """Return a path of stage.toml, whose ``%j`` and the like are filled in.
 

@@ -49,6 +49,19 @@ cd /shared; srun '--stage=a:/nvme/alice/%j/step' cat /nvme/alice/$SLURM_JOB_ID/s
     assert sum(" to n1 in " in line for line in lines) == 6, lines
 
 
+def test_a_step_stages_what_its_names_stand_for_now(site: Site) -> None:
+    """Also if an earlier step asked for the same text; the job's own are not looked at again."""
+    script = f"""srun '--stage=$SCRATCH/c:/nvme/alice/%j/c' cat /nvme/alice/$SLURM_JOB_ID/c
+export SCRATCH={FOLDER}
+srun '--stage=$SCRATCH/c:/nvme/alice/%j/%x' -J c cat /nvme/alice/$SLURM_JOB_ID/c
+srun '--stage=$SCRATCH/c:/nvme/alice/%j/%x' -J d cat /nvme/alice/$SLURM_JOB_ID/d
+srun '--stage=a:/nvme/alice/%j/e' cat /nvme/alice/$SLURM_JOB_ID/d
+"""
+    lines = ran(site, script, "--stage=$SCRATCH/c:/nvme/alice/%j/own")
+    assert [line for line in lines if not line.startswith("stage:")] == ["deep", "c", "c", "c"]
+    assert sum("/own: " in line for line in lines) == 1, lines
+
+
 def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
     path = "/nvme/array-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     script = f"echo $SLURM_ARRAY_JOB_ID $(cat {path})"
