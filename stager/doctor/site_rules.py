@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stager.doctor.finding import Examined, Finding
 
 #: What the plugins begin with that give each job other folders under the same names.
-_NAMESPACES = ("job_container/tmpfs", "namespace/")
+_NAMESPACES = ("job_container/tmpfs", "namespace/tmpfs", "namespace/linux")
 #: Seconds between clocks that are told: the nodes are not asked at the very same moment.
 _CLOCKS = 60
 #: Ports for MPI that are too few where one of its users holds them: a process may open 1024 files.

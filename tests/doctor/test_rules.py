@@ -893,6 +893,8 @@ def test_a_folder_that_each_job_has_for_itself_is_to_be_called_private(key: str,
         assert told(root) == [(PROBLEM, f"{root}: {text}: {remedy}")]
     assert told({"path": "/tmp", "private": True}) == [(OK, f"/tmp: {text}")]
     assert told("/tmpfs") == site_news(site) == []
+    site = replace(site, slurm={**SITE.slurm, key: f"{key.removesuffix('Type')}/none".lower()})
+    assert told("/tmp") == []
 
 
 def test_a_folder_of_the_jobs_is_judged_by_who_made_it_and_how_to_ask_for_it() -> None:
