@@ -1,8 +1,8 @@
 """Find the nodes of a job, their states and their names.
 
 All of it comes from Slurm: from the job's environment, by pyslurm where it is installed, or by
-scontrol and sinfo, which are found as `launch.commands` says: ``srun`` is that of stage.toml. There
-is no default of "this host".
+scontrol, squeue and sinfo, which are found as `launch.commands` says: ``srun`` is that of
+stage.toml. There is no default of "this host".
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ _AWAY = frozenset({"down", "future", "unknown", "powered_down", "powering_down",
 _AWAY_MARKS = frozenset("~#%")
 #: The variables with this prefix that say where Slurm is, and who asks, and nothing about a job.
 _OF_SLURM = frozenset({"SLURM_CONF", "SLURM_JWT"})
-#: What a job has in its environment that `scontrol show job` names otherwise.
-_OF_RECORD = {
-    "Restarts": "SLURM_RESTART_COUNT", "ArrayJobId": "SLURM_ARRAY_JOB_ID",
-    "ArrayTaskId": "SLURM_ARRAY_TASK_ID",
+#: What squeue is asked about a job, where no user writes anything; and the name of each in the
+#: job's environment, empty for what is not there. That of the task is last, as it may be long.
+_FIELDS = {
+    "JobID:20": "", "State:20": "", "UserID:20": "SLURM_JOB_UID",
+    "RestartCnt:20": "SLURM_RESTART_COUNT", "ArrayJobID:20": "SLURM_ARRAY_JOB_ID",
+    "ArrayTaskID:20": "SLURM_ARRAY_TASK_ID",
 }  # fmt: skip
-#: A name may have blanks in it.
-_JOB_NAME = re.compile(r"JobId=\d+ (?:Array\S+ )*JobName=(.*) UserId=")
-_USER_ID = re.compile(r".*\((\d+)\)")
 #: Step numbers from here on are Slurm's batch, extern and interactive steps (slurm.h).
 SPECIAL_STEPS = 0xFFFFFFF0
 
@@ -118,16 +117,22 @@ def describe(job: int, environment: MutableMapping[str, str], srun: str) -> str:
             del environment[name]
     environment["SLURM_JOB_ID"] = str(job)
     with suppress(TimeoutError):  # which `look_up` will tell
-        record = answer(_show(job), srun, _ANSWER_TIMEOUT)
-        for key, name in _OF_RECORD.items():
-            if value := _only(record, key):
+        squeue = ["squeue", "--noheader", "--states=all", f"--jobs={job}"]
+        told = answer([*squeue, f"--Format={','.join(_FIELDS)}"], srun, _ANSWER_TIMEOUT)
+        lines = map(str.split, told.splitlines())  # of an array, one of each task
+        values = next((one for one in lines if one[:1] == [str(job)]), [])
+        if len(values) != len(_FIELDS):
+            return ""
+        for name, value in zip(_FIELDS.values(), values, strict=True):
+            if name:
                 environment[name] = value
-        found = _JOB_NAME.match(record)
-        if found and record.count(" UserId=") == 1:
-            environment["SLURM_JOB_NAME"] = found[1]
-        if found := _USER_ID.fullmatch(_only(record, "UserId")):
-            environment["SLURM_JOB_UID"] = found[1]
-        return _only(record, "JobState")
+        if not environment["SLURM_ARRAY_TASK_ID"].isdecimal():
+            del environment["SLURM_ARRAY_JOB_ID"], environment["SLURM_ARRAY_TASK_ID"]
+        # Asked for alone, a name cannot pretend to be anything else.
+        names = answer([*squeue, "--format=%j"], srun, _ANSWER_TIMEOUT).splitlines()
+        if len(set(names)) == 1:
+            environment["SLURM_JOB_NAME"] = names[0]
+        return values[1]
     return ""
 
 

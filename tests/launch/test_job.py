@@ -147,13 +147,14 @@ def test_scontrol_is_asked_for_nodes_that_are_not_in_the_environment(programs: P
 
 
 def test_a_process_enters_a_job_without_what_it_has_of_another(programs: Path) -> None:
-    program(programs, "scontrol", f"echo '{ANSWER.replace('Reason', 'Restarts=2 Reason')}'")
+    fields = "echo '16 PENDING 7 0 16 9'; echo '17 RUNNING 1000 2 17 N/A'"
+    program(programs, "squeue", f'case "$*" in *%j) echo "a train";; *) {fields};; esac')
     variables = {"SLURM_CONF": "/c", "SLURMD_NODENAME": "n3", "HOME": "/h"}
     for other in ({}, {"SLURM_JOB_ID": "16", "SLURM_JOB_NODELIST": "n3", "SLURM_NTASKS": "2"}):
         environment = variables | other
         enter(17, environment, f"{programs}/srun")
         assert environment == variables | {
-            "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NAME": "train it",
+            "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NAME": "a train",
             "SLURM_JOB_UID": "1000",
         }  # fmt: skip
     own = dict(ENVIRONMENT)
