@@ -96,7 +96,8 @@ static char *with_new_values(const char *inherited)
 
 /*
  * Removes the outer job's list from the environment of a job that is submitted within a job. Slurm
- * would pass it on in these variables, and take some for the option given again.
+ * would pass it on in these variables, and take some for the option given again. Nor is the new job
+ * a restarted one.
  */
 int stage_submit_forget_outer_job(void)
 {
@@ -110,6 +111,7 @@ int stage_submit_forget_outer_job(void)
 		STAGE_FAILED_FILE_ENV,
 		STAGE_NODES_ENV,
 		STAGE_NODES_FILE_ENV,
+		"SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job alone */
 		"SPANK_STAGE",
 		"_SLURM_SPANK_OPTION_slurm_stage_stage",
 		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
