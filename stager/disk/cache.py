@@ -424,9 +424,12 @@ def _facts_of(root: str, uid: int, of_root: RootFacts) -> os.stat_result:
 
     A private one belongs to the user or to root, and nobody else can put another in its place.
     """
-    owners = (0, uid)
     try:
-        facts = os.stat(root or "/")
+        if of_root.private and (who := _who_could_replace(root, (0, uid))):
+            raise DestinationError(
+                f"{root}: {who} could replace what is staged there; tell the administrator"
+            )
+        return os.stat(root or "/")
     except OSError as error:
         if error.errno == errno.ENOENT and (of_root.hint or of_root.private):
             remedy = "this site makes it for its jobs; tell the administrator"
@@ -437,16 +440,15 @@ def _facts_of(root: str, uid: int, of_root: RootFacts) -> os.stat_result:
             f"{root}, where this site stages, cannot be used on this node: {error.strerror}; tell "
             "the administrator"
         ) from None
-    if of_root.private:
-        above = os.path.dirname(root)
-        who = who_could_replace(os.stat(above), owners) or who_could_replace(facts, owners)
-        if os.lstat(root).st_uid not in owners:
-            who = name_of(os.lstat(root).st_uid)
-        if who:
-            raise DestinationError(
-                f"{root}: {who} could replace what is staged there; tell the administrator"
-            )
-    return facts
+
+
+def _who_could_replace(root: str, owners: tuple[int, int]) -> str:
+    """Return who could replace a private root or what is in it; empty if nobody. Raise OSError."""
+    owner = os.lstat(root).st_uid
+    if owner not in owners:
+        return name_of(owner)  # and a link of theirs is not followed
+    above = os.stat(os.path.dirname(root))
+    return who_could_replace(above, owners) or who_could_replace(os.stat(root), owners)
 
 
 def plan_cache(

@@ -207,10 +207,11 @@ def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:
 
 
 def _user(environment: Mapping[str, str]) -> dict[str, str]:
-    uid = os.getuid() or int(environment.get("SLURM_JOB_UID", "0"))
+    owner = environment.get("SLURM_JOB_UID", "")
+    uid = os.getuid() or (int(owner) if owner.isdecimal() else 0)
     try:
         name = pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         name = environment.get("SLURM_JOB_USER", "")  # which Slurm has looked up
     return {"U": str(uid)} | ({"u": name} if name else {})
 
