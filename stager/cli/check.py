@@ -97,6 +97,8 @@ def check(
     found.read_tolerances((rules or policy.ANY).launch)
     items = found.resolve(rules or policy.ANY, submits=submits)
     known = [item for item in items if names.is_filled(item.source)]
+    for name in names.unset():
+        complain(f"warning: {name} is not set here; the job fails unless its environment has it")
     if found.faults:
         code = found.complain()
         if not quiet:

@@ -58,7 +58,13 @@ _IN_SCRIPT = "for a variable that only the script knows, run stagectl stage in t
 class _NotYetSet(dict[str, str]):
     """Variables at a job's submission: others may be set in the job, and stand for themselves."""
 
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        super().__init__(environment)
+        #: Those that were asked for, in order.
+        self.asked: dict[str, None] = {}
+
     def __missing__(self, name: str) -> str:
+        self.asked[name] = None
         return f"${name}"
 
 
@@ -95,7 +101,11 @@ class Names:
     @classmethod
     def elsewhere(cls, letters: Mapping[str, str], variables: Mapping[str, str]) -> Self:
         """Return the names of a job where the environment of its SRC is not known."""
-        return cls(letters, variables, _NotYetSet(), "/", "/")
+        return cls(letters, variables, _NotYetSet({}), "/", "/")
+
+    def unset(self) -> list[str]:
+        """Return the variables in the sources so far that only the job may have."""
+        return [*self.environment.asked] if isinstance(self.environment, _NotYetSet) else []
 
     def is_filled(self, source: str) -> bool:
         """Return whether nothing in a source stands for itself, as at a job's submission."""

@@ -176,6 +176,7 @@ def test_what_only_a_job_knows_stands_for_itself_at_submission(
         ("/home/al/$LATER", "/c"),
     ]
     assert [names.is_filled(one.source) for one in parsed] == [False, False, True, False]
+    assert names.unset() == ["LATER"]
     # What kind of source it is, is not known either.
     assert parse_value("$LATER:/b,extract;hf://$LATER:/c,layout=hub;s3://$LATER/x:/d", names)
     anywhere = Names.at_submission({}, None)
