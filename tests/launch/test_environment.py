@@ -145,7 +145,7 @@ URL = replace(ITEM, source="s3://bucket/key")
 #: A URL of each kind that credentials may open.
 URLS = (
     "s3://bucket/key", "az://account/container/path", "gs://bucket/key", "hf://org/model",
-    "docker://docker.io/image",
+    "https://host/path", "docker://docker.io/image",
 )  # fmt: skip
 HUB_URL = "hf://org/model"
 
@@ -206,7 +206,7 @@ def test_no_part_of_what_is_no_endpoint_is_told(scheme: str, endpoint: str) -> N
         ("AZURE_STORAGE_TOKEN", URLS[1]), ("AZURE_STORAGE_SAS_TOKEN", URLS[1]),
         ("GOOGLE_APPLICATION_CREDENTIALS", URLS[2]), ("HF_TOKEN", HUB_URL),
         ("HF_ENDPOINT", HUB_URL), ("AWS_ENDPOINT_URL_S3", URLS[0]),
-        ("REGISTRY_AUTH_FILE", URLS[4]),
+        ("REGISTRY_AUTH_FILE", URLS[5]),
     ],
 )  # fmt: skip
 def test_a_control_character_in_what_opens_a_store_is_told_but_no_value(
