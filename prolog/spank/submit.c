@@ -47,12 +47,15 @@ static _Noreturn void refuse(int code, const char *text)
 static void check_or_exit(const struct stage_config *config)
 {
 	const char *tolerate = stage_options_tolerate();
-	const bool warns = spank_context() == S_CTX_ALLOCATOR && !getenv(STAGE_QUIET_ENV);
+	const bool submits = spank_context() == S_CTX_ALLOCATOR;
+	const bool is_step = !submits && getenv("SLURM_JOB_ID");
 	const char *const fixed[FIXED_ARGUMENTS] = {
 		STAGE_PROGRAM(config, "stager", "check", "--quiet"),
 		"--stage-tolerate",
 		tolerate ? tolerate : "",
-		warns ? "--submits" : "--quiet",
+		is_step				      ? "--step"
+		: submits && !getenv(STAGE_QUIET_ENV) ? "--submits"
+						      : "--quiet",
 		"--",
 	};
 	const size_t values = stage_options_count();

@@ -25,7 +25,7 @@ from stager.cli.seen import contents, look, missing
 from stager.cli.staging import build_request, parse_values
 from stager.launch.url_file import UnseenError, read_url_files
 from stager.request.kinds import check_options
-from stager.request.names import Names, letters_at_submission
+from stager.request.names import Names
 from stager.request.resolve import conflicts, plain_path, resolve
 from stager.request.script import (
     cut_values,
@@ -64,6 +64,7 @@ _UNREADABLE = "the script, or the file of a URL, cannot be read"
     "--stage-tolerate", "tolerate", metavar="N|N%", default="", help="Check this option, too."
 )
 @click.option("--submits", is_flag=True, hidden=True, help="Warn of what is surely missing.")
+@click.option("--step", is_flag=True, hidden=True, help="Check for an srun in this job.")
 def check(
     values: tuple[str, ...],
     scripts: tuple[Path, ...],
@@ -71,6 +72,7 @@ def check(
     quiet: bool,
     tolerate: str,
     submits: bool,
+    step: bool,
 ) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
 
@@ -87,13 +89,14 @@ def check(
 
     texts = [(script, read_script(str(script))) for script in scripts]
     rules = policy.load_if_present(config)
-    names = Names.at_submission(os.environ, None if rules is None else rules.variables)
+    variables = None if rules is None else rules.variables
+    names = Names.at_submission(os.environ, variables, is_step=step)
     found = _Findings(tolerate, names)
     found.read_arguments(values, looks=not quiet)
     for script, lines in texts:
         _warn_of_lines(script, lines)
         found.read_script(script, lines)
-    rules = rules and rules.at(letters_at_submission(os.environ))
+    rules = rules and rules.at(names.letters)
     found.read_tolerances((rules or policy.ANY).launch)
     items = found.resolve(rules or policy.ANY, submits=submits)
     known = [item for item in items if names.is_filled(item.source)]

@@ -92,10 +92,19 @@ class Names:
 
     @classmethod
     def at_submission(
-        cls, environment: Mapping[str, str], variables: Mapping[str, str] | None
+        cls,
+        environment: Mapping[str, str],
+        variables: Mapping[str, str] | None,
+        *,
+        is_step: bool = False,
     ) -> Self:
-        """Return the names of a job that is submitted: what is not known yet stands for itself."""
+        """Return the names of a job that is submitted: what is not known yet stands for itself.
+
+        Of a step of the job in this ``environment``, that is its own name (``%x``).
+        """
         letters, home = letters_at_submission(environment), _home(environment)
+        if is_step:
+            letters |= letters_of(environment) | {"x": letters["x"]}
         return cls(letters, variables, _NotYetSet(environment), current_folder(), home)
 
     @classmethod

@@ -89,14 +89,19 @@ def test_a_job_stages_to_its_own_folder_and_leaves_nothing(site: Site, source: P
     script = f"""
 set -e
 {STAGECTL} stage "/shared/x:{OWN}/sub/x"
-srun --stage='{wish};/shared/x:$SLURM_TMPDIR/y' sha256sum {OWN}/sub/x
+srun --stage='{wish};/shared/x:$SLURM_TMPDIR/y' --stage="/shared/x:{OWN}/z" sha256sum {OWN}/sub/x
 ls -A /run/slurm-stage/$UID
 """
     job = run(site, script, "-N2", "--ntasks-per-node=1", f"--stage={wish}")
     said = job.output()
     assert job.info()["ExitCode"] == "0:0", said
     assert said.count(digest(source)) == 2
-    for name, what in (("sub/x", "2.9 MiB"), ("sub/x", "current"), ("y", "2.9 MiB")):
+    for name, what in (
+        ("sub/x", "2.9 MiB"),
+        ("sub/x", "current"),
+        ("y", "2.9 MiB"),
+        ("z", "2.9 MiB"),
+    ):
         assert f"stage: {PARENT}/alice.{job.id}.0/{name}: {what}" in said
     assert ".uses" not in said
     for node in site.nodes:

@@ -141,6 +141,12 @@ def test_a_relative_source_needs_the_current_folder(
         assert parse_value("/a:/b", names)[0].source == "/a"
 
 
+def test_an_srun_is_checked_with_the_names_of_its_job() -> None:
+    environment = {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "train"}
+    [directive] = parse_value("/a:/b/%j_%r/%x", Names.at_submission(environment, {}, is_step=True))
+    assert directive.destination == "/b/17_0/%x"
+
+
 @pytest.mark.parametrize("text", ["$UP/a:/b", "/a/$DOT.:/b", "/a/.$DOT/b:/b", "$UP:/b", "@$UP:/b"])
 def test_nothing_that_is_filled_in_climbs(text: str) -> None:
     names = replace(NAMES, environment={"UP": "/x/..", "DOT": "."})
