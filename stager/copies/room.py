@@ -278,7 +278,7 @@ class RoomPlan:
         others: Collection[Cache] = (),
     ) -> None:
         self._root = needs[0].root
-        self._root_here = needs[0].cache.root or "/"
+        self._folder = _existing(needs[0].cache)
         self._whole = sum(max(one.need, one.whole) for one in needs)
         self._is_estimate = any(one.is_estimate for one in needs)
         self._limit = space.user_limit
@@ -303,7 +303,7 @@ class RoomPlan:
             for one in found
             if one.destination not in needed
             # What is there for a job alone goes with it, and the job may be at work on it.
-            and one.cache.root.removeprefix(disk) not in space.of_job
+            and one.cache.root.removeprefix(disk) not in space.private
         }
 
     def plan(self) -> list[Candidate]:
@@ -329,7 +329,7 @@ class RoomPlan:
 
         What others have there counts elsewhere, so its removal would not help.
         """
-        if not self._need or not is_in_memory(existing_folder_above(f"{self._root_here}/")):
+        if not self._need or not is_in_memory(self._folder):
             return
         left = memory_left()
         if left is not None and left < self._need:
