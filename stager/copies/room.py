@@ -303,7 +303,7 @@ class RoomPlan:
             for one in found
             if one.destination not in needed
             # What is there for a job alone goes with it, and the job may be at work on it.
-            and one.cache.root.removeprefix(disk) not in space.private
+            and one.cache.root.removeprefix(disk) not in space.of_job
         }
 
     def plan(self) -> list[Candidate]:

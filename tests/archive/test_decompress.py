@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import lzma
 import os
@@ -53,7 +54,10 @@ def test_a_dictionary_that_would_fill_the_memory_is_refused(out: Path) -> None:
 
 
 def test_a_file_that_needs_a_dictionary_is_told_as_such(out: Path) -> None:
-    trained = zstandard.train_dictionary(1024, [bytearray(os.urandom(64) * 8) for _ in range(64)])
+    samples: list[bytes | bytearray | memoryview[int]] = [
+        hashlib.sha512(bytes([number])).digest() * 8 for number in range(64)
+    ]
+    trained = zstandard.train_dictionary(1024, samples)
     text = zstandard.ZstdCompressor(dict_data=trained).compress(tar_of(a_file("a")))
     assert refused(text, out, "x.tar.zst") == (
         "x.tar.zst cannot be unpacked: it was compressed with a dictionary; compress it again by "

@@ -111,7 +111,7 @@ def keys(model: type[BaseModel]) -> Iterator[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from (f"{name}.{key}" for key in keys(field.annotation))
         else:
-            yield name
+            yield field.alias or name
 
 
 def test_each_key_of_the_configuration_is_in_stage_toml_5(folder: Path) -> None:
