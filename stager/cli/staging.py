@@ -45,7 +45,7 @@ from stager.launch.stall import Pulses
 from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
-from stager.request.names import Names, current_folder, letters_of
+from stager.request.names import Names, current_folder, letters_at_submission, letters_of
 from stager.request.resolve import resolve
 from stager.source.location import is_url
 from stager.wire.settings import Settings
@@ -317,6 +317,17 @@ def _settings(transfer: Transfer) -> Settings:
     )
 
 
+def _names_here(nodes: JobNodes | SimulatedNodes | HostNodes) -> Names:
+    """Return the names of a command line, whose paths begin in the current folder, also in a job.
+
+    On simulated nodes, what only a job has stands for itself, as in their roots.
+    """
+    names = replace(Names.of(os.environ, nodes.rules.variables), folder=current_folder())
+    if isinstance(nodes, SimulatedNodes):
+        return replace(names, letters={**letters_at_submission(os.environ), **names.letters})
+    return names
+
+
 def stage_values(
     values: Sequence[str],
     options: RunOptions,
@@ -331,8 +342,7 @@ def stage_values(
     ``tolerate`` is how many nodes may fail. Raise StageError if the ranks cannot be started at all.
     """
     nodes = find_nodes(options)
-    # A path on a command line is relative to the current folder, also in a job.
-    names = replace(Names.of(os.environ, nodes.rules.variables), folder=current_folder())
+    names = _names_here(nodes)
     directives = parse_values(values, names)
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")

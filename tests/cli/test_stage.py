@@ -319,6 +319,15 @@ def test_simulated_nodes_of_root_are_not_asked_for_a_url(desk: Desk) -> None:
         )  # fmt: skip
 
 
+def test_simulated_nodes_have_the_sites_folders_of_a_job(desk: Desk) -> None:
+    root = "/scratch/%U.%j"
+    desk.config.write_text(f'roots = [{{ path = "{root}" }}]\n[variables]\nTMPDIR = "{root}"\n')
+    folder = f"/scratch/{os.getuid()}.%j"
+    for name, place in (("x", "$TMPDIR"), ("%x", root)):
+        ran = desk.local("stage", f"{desk.source}:{place}/{name}")
+        assert ran.out.startswith(f"stage: {folder}/{name}: 293.0 KiB from {desk.source} "), ran
+
+
 def test_simulated_nodes_do_not_fail_one_by_one(desk: Desk) -> None:
     said = "stage: --tolerate works on the nodes of a Slurm job only\n"
     ran = desk.local("stage", "--tolerate", "1", f"{desk.source}:/nvme/img")
