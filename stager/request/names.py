@@ -45,12 +45,12 @@ SPELLINGS = {
 #: Those of sbatch that are not the same on all nodes, for all tasks, or in one form.
 _OTHERS = "NntsJb"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
-#: Where it is no `_VARIABLE`: what a shell alone fills in.
-_OF_SHELL = re.compile(r"\$\{")
 _LETTER = re.compile(rf"%([{''.join(LETTERS)}{_OTHERS}%])")
 #: What a shell fills in, and nobody else.
 _SHELL = re.compile(r"(\$[0-9@*({])")
 _NAME = re.compile(rf"{_VARIABLE.pattern}|{_LETTER.pattern}|{_SHELL.pattern}", re.ASCII)
+#: What does not reach the helper, as it would run by it: may_be_named in gate.c.
+_NOT_PASSED_ON = re.compile(r"(?:LD_|PYTHON|OMPI_|PMIX_|SLURM_SPANK_|STAGE_)\w*|PATH")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
 _IN_SCRIPT = "for a variable that only the script knows, run stagectl stage in the script"
 
@@ -268,11 +268,6 @@ class _Filling:
         found = list(_NAME.finditer(self._piece.seen))
         if self._is_source and self._is_url(found):  # where codes begin with a '%'
             found = [match for match in found if match[0].startswith("$")]
-        named = {match.start() for match in found}
-        for match in _OF_SHELL.finditer(self._piece.seen):
-            if match.start() not in named:
-                problem = f"'{match[0]}' is for a shell: run stagectl stage in the script"
-                raise self._fault(match, f"{problem}, or write \\$ for a dollar sign")
         parts = list(self._parts(found))
         filled = "".join(part for part, _ in parts)
         origins = [at for part, at in parts for _ in part]
@@ -335,6 +330,8 @@ class _Filling:
         if name in (self._names.variables or ()):
             problem = f"${name} is on each node's own disk, from which nothing is copied back"
             raise self._fault(match, f"{problem}; have the script move results to shared storage")
+        if _NOT_PASSED_ON.fullmatch(name):
+            raise self._fault(match, f"{name} does not reach the stage; write its value")
         if name == "HOME" and self._names.home:
             return self._names.home
         try:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 FOLDER = "/shared/names"
-#: Of the user's environment; the last one would change how the helper runs.
-VARIABLES = {"SCRATCH": f"{FOLDER}/deep", "OMPI_HOME": FOLDER}
+#: Of the user's environment.
+VARIABLES = {"SCRATCH": f"{FOLDER}/deep"}
 
 
 @pytest.fixture(autouse=True)
@@ -86,11 +86,6 @@ def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
         (
             "$NOT_SET/a:/nvme/a",
             "NOT_SET is not set in the job's environment; set it, or write its value",
-            [],
-        ),
-        (
-            "$OMPI_HOME/a:/nvme/a",
-            "OMPI_HOME is not set in the job's environment; set it, or write its value",
             [],
         ),
         (

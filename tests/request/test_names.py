@@ -119,13 +119,18 @@ def test_what_cannot_be_a_name_in_a_path_is_refused(text: str, value: str, shown
 
 @pytest.mark.parametrize("text", ["/a:/b/${USER:-x}", "/a:/b/${", "/a/${1}:/b", "s3://b/${x/a:/b"])
 def test_what_a_shell_alone_fills_in_is_refused(text: str) -> None:
-    at = text.index("$")
-    problem = (
-        "'${' is for a shell: run stagectl stage in the script, or write \\$ for a dollar sign"
-    )
-    assert fault(text) == message(problem, text, at)
+    problem = f"only a shell fills in '${{': {SHELL}, or write \\${{ {CHARS}"
+    assert fault(text) == message(problem, text, text.index("$"))
     [directive] = parse_value(text.replace("$", r"\$"), NAMES)
     assert "${" in directive.source + directive.destination
+
+
+@pytest.mark.parametrize("name", ["LD_DATA", "PYTHONPATH", "OMPI_HOME", "STAGE_DIR", "PATH"])
+def test_what_the_helper_would_run_by_is_refused_at_submission(name: str) -> None:
+    names = Names.at_submission({name: "/x", f"A{name}": "/y"}, {})
+    problem = f"{name} does not reach the stage; write its value"
+    assert fault(f"${name}/a:/b", names) == message(problem, f"${name}/a:/b", 0)
+    assert parse_value(f"$A{name}/a:/b", names)[0].source == "/y/a"
 
 
 def test_a_relative_source_needs_the_current_folder(
