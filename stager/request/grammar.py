@@ -81,7 +81,11 @@ def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
             f"the --stage value has {size} bytes; {MAX_LIST} are allowed: write #STAGE lines in "
             "the batch script, or stage an archive instead of many files"
         )
-    return tuple(_directive(piece, names) for piece in read(text).split(SEPARATOR))
+    whole = read(text)
+    if whole.seen.endswith("\\"):  # it would escape the ';' by which Slurm's plugin joins values
+        problem = "a backslash ends the value"
+        raise whole.fault(f"{problem}; write two where it is part of a path", len(whole.seen) - 1)
+    return tuple(_directive(piece, names) for piece in whole.split(SEPARATOR))
 
 
 def split_value(text: str) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_value_is_directives_joined_by_semicolons(text: str, directives: list[
         ("/a=1:/b='2'", "/a=1", "/b='2'"),
         ("/a#1:/b#2", "/a#1", "/b#2"),
         ("/a~:/~/b", "/a~", "/~/b"),
-        ("/a\\b:/c\\ d\\", "/a\\b", "/c\\ d\\"),
+        ("/a\\b:/c\\ d\\e", "/a\\b", "/c\\ d\\e"),
         (r"/a\:/b:/c\:/d", "/a:/b", "/c:/d"),
         (r"/a\:\$b:/c", "/a:$b", "/c"),
         (r"/a:/b\,replace", "/a", "/b,replace"),
@@ -588,6 +588,15 @@ def test_a_line_may_join_directives() -> None:
 def test_a_line_that_is_wrong_is_refused(line: str, problem: str, column: int) -> None:
     shown = line.replace("\x1b", "?").replace("\r", "?").replace("\u00a0", "?")
     assert line_fault(line) == message(problem.format(LINE, n="{n}"), shown, column)
+
+
+@pytest.mark.parametrize("text", ["/a:/b\\", "/a:/b\\\\\\"])
+def test_no_value_takes_the_meaning_from_the_separator_behind_it(text: str) -> None:
+    problem = "a backslash ends the value; write two where it is part of a path"
+    with pytest.raises(DirectiveError) as caught:
+        parse_value(text)
+    assert str(caught.value) == message(problem, text, len(text) - 1)
+    assert parse_value(f"{text}\\")
 
 
 @pytest.mark.parametrize(
