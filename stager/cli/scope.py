@@ -38,8 +38,9 @@ class Scope:
     """The nodes that a command is about.
 
     ``disks`` maps the nodes whose disks this process sees to the folders where it sees them. The
-    other ``nodes`` are asked; those of the job ``context`` by a step. ``whole_job`` says that the
-    nodes are all nodes of one job, and ``other_job`` is its number if this process is not in it.
+    other ``nodes`` are asked; those of the job ``context`` by a step, which sees what the job sees.
+    ``whole_job`` says that the nodes are all nodes of one job, and ``other_job`` is its number if
+    this process is not in it.
     """
 
     disks: dict[str, str] = field(default_factory=dict)
@@ -74,23 +75,28 @@ class Scope:
         here = job.own_name(environment)
         context = None
         whole_job = True
+        other_job = 0
         if where.nodes:
             names = job.unfold(where.nodes)
             whole_job = False
             with suppress(StageError):  # outside of a job
                 context = job.find(environment, srun)
         elif where.job_id:
+            if environment.get("SLURM_JOB_ID") != str(where.job_id):
+                other_job = where.job_id
+            if other_job and os.getuid():
+                job.enter(other_job, dict(environment), srun)
             found = job.look_up(where.job_id, environment, srun)
             names = job.unfold(found.nodes)
-            context = found if environment.get("SLURM_JOB_ID") == str(where.job_id) else None
+            # No step of root's can enter a user's job.
+            context = None if other_job and os.getuid() == 0 else found
         elif environment.get("SLURM_JOB_ID"):
             context = job.find(environment, srun)
             names = job.unfold(context.nodes)
         else:
             names = [here]
-        if names == [here]:
+        if names == [here] and not (other_job and context):
             return cls(disks={here: ""})
-        other_job = 0 if context else where.job_id or 0
         return cls(nodes=names, context=context, whole_job=whole_job, other_job=other_job)
 
     @classmethod
@@ -130,23 +136,19 @@ class Scope:
                 "if these nodes cannot be reached by ssh, ask them within a job of root's: "
                 f"salloc -w {nodes} --overcommit stagectl {shlex.join(words)}"
             )
-        of = "" if self.whole_job else f" -w {job.fold(self.nodes)}"
-        number, whose, instead = "ID", "a job that has these nodes", ""
-        if self.other_job:
-            number, whose = str(self.other_job), "their job, while it runs"
-        else:
-            nodes = job.fold(self.nodes)
-            instead = f", or within a new one: salloc -w {nodes} stagectl {shlex.join(words)}"
+        nodes, command = job.fold(self.nodes), f"stagectl {shlex.join(words)}"
         return (
-            f"if these nodes cannot be reached by ssh, ask them within {whose}: "
-            f"srun --jobid={number} --overlap -N1 -n1 stagectl {shlex.join(words)}{of}{instead}"
+            "if these nodes cannot be reached by ssh, ask them within a job that has these nodes: "
+            f"srun --jobid=ID --overlap -N1 -n1 {command} -w {nodes}, or within a new one: "
+            f"salloc -w {nodes} {command}"
         )
 
     def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:
         """Carry out ``command`` on all nodes and return the answer of each."""
         answers = [Answer(node, answer(command, disk)) for node, disk in self.disks.items()]
         if self.nodes:
-            answers += gather.ask(self.nodes, command, self.context, rules, environment)
+            own = job.outside(environment) if self.other_job else environment
+            answers += gather.ask(self.nodes, command, self.context, rules, own)
         return answers
 
 

@@ -1,4 +1,4 @@
-"""Ask nodes to carry out a Command: those of this job by a step, all others by ClusterShell."""
+"""Ask nodes to carry out a Command: those of a job by a step, all others by ClusterShell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(
 ) -> list[Answer]:
     """Return what each of ``nodes`` answers, in their order, or why it does not.
 
-    ``context`` is the job that this process runs in, if any. Nodes that Slurm reports as down are
+    ``context`` is the job that may be asked by a step, if any. Nodes that Slurm reports as down are
     not asked. Raise LaunchError if ClusterShell cannot be used.
     """
     states = job.node_states(",".join(nodes), policy.launch.srun)

@@ -107,14 +107,22 @@ def enter(job: int, environment: MutableMapping[str, str], srun: str) -> None:
         raise UsageError(f"job {job} is not running: its state is {state}")
 
 
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an ``environment`` without what it says of a job, which would mislead srun. Pure."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("SLURM_") or name in _OF_SLURM
+    }
+
+
 def describe(job: int, environment: MutableMapping[str, str], srun: str) -> str:
     """Put into the ``environment`` what Slurm says of another job. Return its state, if known.
 
     What is there of another job would tell srun and the ranks wrong things.
     """
-    for name in [name for name in environment if name.startswith("SLURM_")]:
-        if name not in _OF_SLURM:
-            del environment[name]
+    for name in environment.keys() - outside(environment).keys():
+        del environment[name]
     environment["SLURM_JOB_ID"] = str(job)
     with suppress(TimeoutError):  # which `look_up` will tell
         squeue = ["squeue", "--noheader", "--states=all", f"--jobs={job}"]

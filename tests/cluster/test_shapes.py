@@ -17,7 +17,7 @@ import pytest
 from tests.cluster import shapes
 from tests.cluster.cluster import FINAL_STATES
 from tests.cluster.mid_transfer import SLOW, slow_source
-from tests.cluster.site import wait_until
+from tests.cluster.site import STAGECTL, wait_until
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
@@ -256,6 +256,31 @@ def test_a_job_is_told_how_to_ask_for_a_folder_or_more_room(site: Site) -> None:
         assert full.output().endswith(end)
         site.await_epilogs()
         assert shape.contents(site) == before
+
+
+def test_a_jobs_own_folder_is_looked_after_from_elsewhere(site: Site) -> None:
+    with shapes.job_container(site) as shape:
+        site.write_policy(shape.policy())
+        site.run("rm -f /shared/go")
+        job = site.sbatch(script(shape, "alice"), "-N1", "-wn1")
+        await_start(job)
+
+        def told(command: str, *arguments: str, on: str = "login") -> str:
+            words = [STAGECTL, command, f"--job={job.id}", *arguments]
+            done = site.run(words, on=on, check=False)
+            return done.stdout + done.stderr
+
+        for place in ("login", "n1"):
+            shown = told("status", on=place)
+            assert re.search(r"^n1 +/tmp/f .* current ", shown, re.MULTILINE)
+            assert shown.endswith(f"/tmp: as seen in job {job.id}\n")
+        for command, done in (("verify", "verified"), ("pin", "pinned"), ("unpin", "unpinned")):
+            assert told(command, "/tmp/f") == f"stage: /tmp/f: {done} on n1\n"
+        assert told("evict", "/tmp/f") == "stage: /tmp/f: evicted on n1\n"
+        assert "/tmp/f " not in told("status")
+        site.run("touch /shared/go")
+        job.wait()
+        assert told("status") == f"stage: job {job.id} is not running: its state is COMPLETED\n"
 
 
 @needs_cgroups
