@@ -10,7 +10,7 @@ import xxhash
 
 from stager.archive.links import bad_links
 from stager.base.digest import add_zeros
-from stager.base.errors import SpaceError, UsageError
+from stager.base.errors import LARGER_DISKS, SpaceError, UsageError
 from stager.base.numbers import listed_time
 from stager.base.progress import count
 from stager.base.text import bytes_text
@@ -282,7 +282,7 @@ def no_room(name: str, room: int) -> SpaceError:
     """Return the error for what unpacks to more than the ``room`` on the disk, in bytes."""
     return SpaceError(
         f"{name}: it unpacks to more than the {bytes_text(room)} that you may still write on this "
-        "disk; free space there (stagectl evict), or request nodes with larger disks"
+        f"disk; free space there (stagectl evict), or {LARGER_DISKS}"
     )
 
 

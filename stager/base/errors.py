@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: What helps where a disk is too small, unless the site says how a job asks for more.
+LARGER_DISKS = "ask for nodes with larger disks"
 #: Why a rank fails on a node where the plugin is missing: tasks there do not wait for their files.
 NO_PLUGIN = (
     "slurm-stage did not run on this node; tell the administrator (stagectl doctor there says why)"

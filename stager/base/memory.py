@@ -47,6 +47,14 @@ def memory_left() -> int | None:
     return min(found, default=None)
 
 
+def room_in_memory(path: str) -> int | None:
+    """Return the bytes that files at ``path`` may still take of the memory of this process' job.
+
+    It is None if they take none, or if there is no limit. Raise OSError.
+    """
+    return memory_left() if is_in_memory(path) else None
+
+
 def _groups() -> Iterator[str]:
     """Yield the folders of the control groups of memory that this process is in."""
     with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:

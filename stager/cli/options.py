@@ -79,7 +79,7 @@ class NodeOptions:
             from stager.launch import job  # few sites have such roots
 
             job.describe(self.job_id, environment, rules.launch.srun)
-        return rules.at(letters_of(environment))
+        return rules.at(_letters(environment, simulated=self.local_root is not None))
 
 
 def read_policy(config: Path, *, simulated: bool) -> Policy:
@@ -93,10 +93,12 @@ def read_policy(config: Path, *, simulated: bool) -> Policy:
 
 def load_policy(config: Path, *, simulated: bool) -> Policy:
     """Return the same for the job of this process, if it is in one. Raise PolicyRefusal."""
-    letters = letters_of(os.environ)
-    if simulated:
-        letters = letters_at_submission(os.environ) | letters
-    return read_policy(config, simulated=simulated).at(letters)
+    return read_policy(config, simulated=simulated).at(_letters(os.environ, simulated=simulated))
+
+
+def _letters(environment: Mapping[str, str], *, simulated: bool) -> dict[str, str]:
+    letters = letters_of(environment)
+    return letters_at_submission(environment) | letters if simulated else letters
 
 
 def _together(name: str, kind: type, *options: Callable[[_Command], _Command]) -> _Decorator:
@@ -223,9 +225,9 @@ WHICH_OPTIONS = (
 #: The last lines of the help of each command that has `node_options`.
 WHICH_NODES = (
     "Inside a job, as in the shell of salloc, the command works on all nodes of the job; "
-    "elsewhere, on this node. Choose others by --nodes, --job or --hostfile (over ssh, except this "
-    "job's nodes by --nodes or --job). Without ssh, run the command in the job: srun --jobid=ID "
-    "--overlap -N1 -n1 stagectl COMMAND (as root: salloc -w NODES --overcommit stagectl COMMAND)"
+    "elsewhere, on this node. --job asks the nodes of another job within it; --nodes and "
+    "--hostfile ask others over ssh (for root, --job does, too; without ssh, root runs salloc -w "
+    "NODES --overcommit stagectl COMMAND)"
 )
 #: What the exit codes mean (`base.errors`).
 _MEANINGS = {

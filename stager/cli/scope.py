@@ -75,29 +75,35 @@ class Scope:
         here = job.own_name(environment)
         context = None
         whole_job = True
-        other_job = 0
         if where.nodes:
             names = job.unfold(where.nodes)
             whole_job = False
             with suppress(StageError):  # outside of a job
                 context = job.find(environment, srun)
-        elif where.job_id:
-            if environment.get("SLURM_JOB_ID") != str(where.job_id):
-                other_job = where.job_id
-            if other_job and os.getuid():
-                job.enter(other_job, dict(environment), srun)
-            found = job.look_up(where.job_id, environment, srun)
-            names = job.unfold(found.nodes)
-            # No step of root's can enter a user's job.
-            context = None if other_job and os.getuid() == 0 else found
+        elif where.job_id and environment.get("SLURM_JOB_ID") != str(where.job_id):
+            return cls._of_other(where.job_id, environment, srun)
         elif environment.get("SLURM_JOB_ID"):
             context = job.find(environment, srun)
             names = job.unfold(context.nodes)
         else:
             names = [here]
-        if names == [here] and not (other_job and context):
+        if names == [here]:
             return cls(disks={here: ""})
-        return cls(nodes=names, context=context, whole_job=whole_job, other_job=other_job)
+        return cls(nodes=names, context=context, whole_job=whole_job)
+
+    @classmethod
+    def _of_other(cls, number: int, environment: Mapping[str, str], srun: str) -> Scope:
+        """Return the nodes of a job that this process is not in. Raise StageError."""
+        by_step = os.getuid() != 0  # no step of root's can enter a user's job
+        if by_step:
+            job.enter(number, dict(environment), srun)
+        found = job.look_up(number, environment, srun)
+        names = job.unfold(found.nodes)
+        here = job.own_name(environment)
+        if names == [here] and not by_step:
+            return cls(disks={here: ""}, other_job=number)
+        context = found if by_step else None
+        return cls(nodes=names, context=context, whole_job=True, other_job=number)
 
     @classmethod
     def of_hosts(cls, names: Sequence[str]) -> Scope:

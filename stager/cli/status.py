@@ -164,7 +164,7 @@ class _Found:
 
     def _known_lines(self, columns: int) -> Iterator[str]:
         blocks = Blocks.of(sys.stdout) if columns else None
-        headers, found = _table(self.known, self.by, blocks, whole_job=self.whole_job)
+        headers, found = self._table(blocks)
         if found:
             yield from table(headers, found, columns, paint=_paint)
             yield total_line(self.known)
@@ -183,23 +183,21 @@ class _Found:
         yield from unread_lines(self.known)
         yield from silent_lines(self.known, name_or_uid)
 
+    def _table(self, blocks: Blocks | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        known, whole_job, of_job = self.known, self.whole_job, self.rules.job_roots
+        if self.by == "file":
+            headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
+            return headers, file_rows(known, whole_job=whole_job, of_job=of_job, blocks=blocks)
+        if self.by == "user":
+            return USER_HEADERS, user_rows(known, job.fold, name_or_uid)
+        return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job, of_job=of_job)
+
 
 def _paint(header: str, cell: str) -> str:
     """Return a cell in a colour if it is a bar, or says that the next job will not use the copy."""
     if header == BAR != cell:
         return painted(cell, "cyan")
     return painted(cell, "yellow") if header == "STATE" and _NOT_CURRENT.search(cell) else cell
-
-
-def _table(
-    known: Mapping[str, NodeStatus], by: str, blocks: Blocks | None, *, whole_job: bool
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    if by == "file":
-        headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
-        return headers, file_rows(known, whole_job=whole_job, blocks=blocks)
-    if by == "user":
-        return USER_HEADERS, user_rows(known, job.fold, name_or_uid)
-    return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job)
 
 
 def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[str]:

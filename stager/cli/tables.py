@@ -46,11 +46,14 @@ def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
     return {path: where for path, where in lacking.items() if where}
 
 
-def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool) -> list[Row]:
+def rows(
+    nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool,
+    of_job: Sequence[str] = (),
+) -> list[Row]:  # fmt: skip
     """Return the rows for HEADERS; rows that differ only by their node are one row.
 
     ``now`` is in seconds since 1970. For a ``whole_job`` there are also rows of the nodes that lack
-    a file.
+    a file. What is beneath ``of_job`` goes with the job, whatever is asked for.
     """
     where: dict[Row, list[str]] = {}
     entries: dict[Row, list[Entry]] = {}
@@ -58,8 +61,8 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
         for entry in one.entries:
             job = str(entry.used_by_job) if entry.used_by_job else "-"
             key: Row = (
-                entry.destination, "" if entry.part else _size(entry), entry.state, _kept(entry),
-                entry.source, job,
+                entry.destination, "" if entry.part else _size(entry), entry.state,
+                _kept(entry, of_job), entry.source, job,
             )  # fmt: skip
             where.setdefault(key, []).append(node)
             entries.setdefault(key, []).append(entry)
@@ -80,8 +83,9 @@ def rows(nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: 
 
 
 def file_rows(
-    nodes: Mapping[str, NodeStatus], *, whole_job: bool, blocks: Blocks | None = None
-) -> list[Row]:
+    nodes: Mapping[str, NodeStatus], *, whole_job: bool, of_job: Sequence[str] = (),
+    blocks: Blocks | None = None,
+) -> list[Row]:  # fmt: skip
     """Return one row a file for FILE_HEADERS: on how many nodes it is in which state.
 
     With ``blocks``, the nodes where it still is are drawn and counted, for FILE_HEADERS_WITH_BAR.
@@ -99,7 +103,7 @@ def file_rows(
         found.append(
             (
                 path, _sizes(every), _nodes(every, len(nodes), blocks), counts,
-                _alternatives(map(_kept, every)),
+                _alternatives(_kept(entry, of_job) for entry in every),
                 _alternatives(entry.source for entry in every),
             )
         )  # fmt: skip
@@ -314,13 +318,17 @@ def _ages(staged: Sequence[int], now: float) -> str:
     return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
 
 
-def _kept(entry: Entry) -> str:
-    """Return why a copy is kept, or how long."""
+def _kept(entry: Entry, of_job: Sequence[str]) -> str:
+    """Return why a copy is kept, or how long; nothing of how long for one beneath ``of_job``."""
     reasons = ["pinned"] if entry.pinned else []
     if entry.jobs:
         plural = "s" if len(entry.jobs) > 1 else ""
         reasons.append(f"job{plural} {','.join(map(str, entry.jobs))}")
-    elif entry.lifetime == Lifetime.JOB and not entry.pinned:
+    elif (
+        entry.lifetime == Lifetime.JOB
+        and not entry.pinned
+        and not any(entry.destination.startswith(f"{root}/") for root in of_job)
+    ):
         reasons.append("until the next clean-up")
     return ", ".join(reasons) or "-"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base import linux
-from stager.base.errors import SpaceError, StageError
-from stager.base.memory import is_in_memory, memory_left
+from stager.base.errors import LARGER_DISKS, SpaceError, StageError
+from stager.base.memory import room_in_memory
 from stager.base.outcome import Evicted
 from stager.base.reserve import kept_free
 from stager.copies.evict import (
@@ -177,7 +177,7 @@ def _remedy(
     if 0 < free.size <= free.reserve:
         return f"tell the administrator: the disk has only {size}, so keep_free must be less"
     if 0 < free.size < free.reserve + need:
-        return f"the whole disk has only {size}: ask for nodes with larger disks, or stage less"
+        return f"the whole disk has only {size}: {LARGER_DISKS}, or stage less"
     old = _evict_replaced(missing, replaced)
     release = old + _release(held, end=", ")
     others = free.taken - used - sum(one.size for one in replaced)
@@ -187,7 +187,7 @@ def _remedy(
             f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
             "other files than your copies"
         )
-    return f"{release}delete other files of yours there, or ask for nodes with larger disks"
+    return f"{release}delete other files of yours there, or {LARGER_DISKS}"
 
 
 def _needed(size: int, *, is_estimate: bool) -> str:
@@ -329,9 +329,9 @@ class RoomPlan:
 
         What others have there counts elsewhere, so its removal would not help.
         """
-        if not self._need or not is_in_memory(self._folder):
+        if not self._need:
             return
-        left = memory_left()
+        left = room_in_memory(self._folder)
         if left is not None and left < self._need:
             from stager.base.text import bytes_text  # not needed where there is room
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stager.base.child import NO_GROUP, answer_as
 from stager.base.errors import StageError
+from stager.base.memory import room_in_memory
 from stager.base.mounts import stranger_at
 from stager.base.node import users_of
 from stager.base.numbers import is_integer
@@ -175,9 +176,9 @@ def node_status(
             if stranger_at(f"{disk}{root}" or "/"):
                 continue
             room = os.statvfs(f"{disk}{root}" or "/")
-            status.rooms.append(
-                DiskRoom(root or "/", room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
-            )
+            free, left = room.f_bavail * room.f_frsize, room_in_memory(f"{disk}{root}" or "/")
+            free = free if left is None else min(free, left)
+            status.rooms.append(DiskRoom(root or "/", free, room.f_blocks * room.f_frsize))
         if user is not None:
             continue
         if owner and os.getuid() == 0:

@@ -206,15 +206,15 @@ def hello(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 def private_folders(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
     """Where each job has a folder of its own under one name, stage.toml says so."""
-    site = examined.site
+    site, rules = examined.site, examined.policy
     kinds = (site.slurm.get(f"{key}Type", "none") for key in ("Namespace", "JobContainer"))
     kind = next((kind for kind in kinds if kind.startswith(_NAMESPACES)), "")
-    for root in examined.policy.roots if kind else ():
+    for root in (*rules.roots, *rules.absent_roots) if kind else ():
         above = [one for one in site.private if f"{root}/".startswith(f"{one}/")]
         if not above:
             continue
         text = f"{root}: {kind} gives each job another {above[0]}"
-        if root in examined.policy.private_roots:
+        if root in (*rules.private_roots, *rules.absent_roots):
             yield ok("private", text), []
         else:
             table = f'[[roots]] with path = "{above[0]}" and private = true'

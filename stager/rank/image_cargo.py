@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from stager.base.errors import Failure, SourceError, SpaceError
+from stager.base.errors import LARGER_DISKS, Failure, SourceError, SpaceError
 from stager.base.extents import Extent
 from stager.copies.room import free_space
 from stager.disk.files import remove_tree, stage_errors
@@ -88,8 +88,7 @@ class ImageCargo(FileCargo):
         if free_space(task.cache.folder, task.space).usable <= 0:
             raise SpaceError(
                 f"{task.item.source}: it takes more than you may write on this disk while a file "
-                "is made of it; free space there (stagectl evict), or request nodes with larger "
-                "disks"
+                f"is made of it; free space there (stagectl evict), or {LARGER_DISKS}"
             )
 
     def layout(self, opened: Sequence[Opened]) -> Layout:

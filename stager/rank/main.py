@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from stager.base.errors import (
     HOSTS_REMEDY,
+    LARGER_DISKS,
     MPI_REMEDY,
     NO_PLUGIN,
     Failure,
@@ -136,7 +137,9 @@ def _with_hint(failure: Failure, space: Space) -> Failure:
     """Return a failure for want of space with how to ask for more, if the site says how."""
     for root, hint in space.hints.items() if failure.code == SpaceError.code else ():
         if failure.message.startswith((f"{root}/", f"{root}:")):
-            return replace(failure, message=f"{failure.message}; ask for more by {hint}")
+            text, more = failure.message, f"ask for more by {hint}"
+            told = text.replace(LARGER_DISKS, more) if LARGER_DISKS in text else f"{text}; {more}"
+            return replace(failure, message=told)
     return failure
 
 

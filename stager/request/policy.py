@@ -413,6 +413,11 @@ class Place(_Section):
     #: How a job asks for the folder, or for more room in it: an option of sbatch.
     hint: str = ""
 
+    @property
+    def of_job(self) -> bool:
+        """Whether it is there for one job, and not for the user's other jobs."""
+        return self.private and not _is_of_user(self.path)
+
 
 class Policy(_Section):
     """The whole of stage.toml; its paths have patterns until they are filled in by `at`."""
@@ -471,9 +476,13 @@ class Policy(_Section):
     def at(self, letters: Mapping[str, str]) -> Self:
         """Return the policy of one job or user, in which no root has a pattern.
 
-        ``letters`` are those of `names.letters_of`. Roots that need others are left out.
+        ``letters`` are those of `names.letters_of`. Roots that need others are left out; outside of
+        a job, so are all that are there for one job.
         """
-        filled = [(place, _filled(place.path, letters)) for place in self.places]
+        filled = [
+            (place, _filled(place.path, letters) if "j" in letters or not place.of_job else None)
+            for place in self.places
+        ]
         here = self.model_copy(
             update={
                 "places": tuple(
@@ -486,9 +495,7 @@ class Policy(_Section):
             }
         )
         here._of_jobs = tuple(  # noqa: SLF001
-            path
-            for place, path in filled
-            if path is not None and place.private and not _is_of_user(place.path)
+            path for place, path in filled if path is not None and place.of_job
         )
         here._absent = tuple(place.path for place, path in filled if path is None)  # noqa: SLF001
         return here

@@ -201,7 +201,7 @@ def test_what_has_no_room_is_refused_and_holes_take_none(cache: Cache) -> None:
     assert type(error) is SpaceError
     assert str(error) == (
         "/shared/x.gz: it unpacks to more than the 87.9 KiB that you may still write on this disk; "
-        "free space there (stagectl evict), or request nodes with larger disks"
+        "free space there (stagectl evict), or ask for nodes with larger disks"
     )
 
 

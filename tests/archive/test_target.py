@@ -59,7 +59,7 @@ def test_the_room_on_the_disk_is_a_limit_of_its_own(out: Path) -> None:
         unpack(io.BytesIO(text), "x.tar", bytes(out), Limits(10_000, 10, room=12_287))
     assert caught.value.message == (
         "x.tar: it unpacks to more than the 12.0 KiB that you may still write on this disk; "
-        "free space there (stagectl evict), or request nodes with larger disks"
+        "free space there (stagectl evict), or ask for nodes with larger disks"
     )
 
 

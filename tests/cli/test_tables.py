@@ -112,6 +112,13 @@ def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
     assert row[5] == text
 
 
+def test_what_goes_with_the_job_is_not_kept_until_a_clean_up() -> None:
+    nodes = {"n1": holds(ENTRY._replace(lifetime="job"))}
+    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False, of_job=("/nvme",))
+    [file] = file_rows(nodes, whole_job=False, of_job=("/nvme",))
+    assert (row[5], file[4]) == ("-", "-")
+
+
 def test_what_comes_from_records_is_printed_on_one_line() -> None:
     entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
     [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)

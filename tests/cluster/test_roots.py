@@ -200,7 +200,7 @@ def test_where_the_space_ends_the_job_is_told_how_to_ask_for_more(site: Site, jo
     path = own_folder(job)
     site.run(f"mount -t tmpfs -o size=1m,mode=700,uid=alice none {path}", user="root", on="n1")
     try:
-        assert f"; ask for more by {HINT}" in refused(site, job, 5)
+        assert f": ask for more by {HINT}, or stage less" in refused(site, job, 5)
         site.run(f"mount -o remount,size=8g {path}", user="root", on="n1")
         with little_memory(site, "n1"):
             for command in ("stage", "plan"):

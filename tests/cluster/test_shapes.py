@@ -252,8 +252,9 @@ def test_a_job_is_told_how_to_ask_for_a_folder_or_more_room(site: Site) -> None:
         assert full.wait().exit_code == "5:0"
         begin = f"stage: n[1-2]: {shape.folder(full, 'alice')}: not enough room: "
         assert full.output().startswith(begin)
-        end = f"; ask for more by --gres=lscratch:MB\n{NOT_STARTED.format(5)}"
+        end = f": ask for more by --gres=lscratch:MB, or stage less\n{NOT_STARTED.format(5)}"
         assert full.output().endswith(end)
+        assert "larger disks" not in full.output()
         site.await_epilogs()
         assert shape.contents(site) == before
 
@@ -274,10 +275,20 @@ def test_a_jobs_own_folder_is_looked_after_from_elsewhere(site: Site) -> None:
             shown = told("status", on=place)
             assert re.search(r"^n1 +/tmp/f .* current ", shown, re.MULTILINE)
             assert shown.endswith(f"/tmp: as seen in job {job.id}\n")
+        asked = ["srun", "-N1", "-wn2", STAGECTL, "status", f"--job={job.id}"]
+        assert site.run(asked).stdout == told("status")  # from within another job
         for command, done in (("verify", "verified"), ("pin", "pinned"), ("unpin", "unpinned")):
             assert told(command, "/tmp/f") == f"stage: /tmp/f: {done} on n1\n"
         assert told("evict", "/tmp/f") == "stage: /tmp/f: evicted on n1\n"
         assert "/tmp/f " not in told("status")
+        told("stage", "/shared/alice/f:/tmp/g,lifetime=job")
+        for by in ("node", "file"):
+            shown = told("status", f"--by={by}")
+            assert "/tmp/g" in shown
+            assert "until the next clean-up" not in shown
+        outside = site.run([STAGECTL, "stage", "--hosts=n1", "/shared/alice/f:/tmp/h"], check=False)
+        assert outside.returncode == 3
+        assert outside.stderr.endswith("; choose a destination beneath /tmp (in a job)\n")
         site.run("touch /shared/go")
         job.wait()
         assert told("status") == f"stage: job {job.id} is not running: its state is COMPLETED\n"
@@ -297,3 +308,9 @@ def test_what_does_not_fit_into_the_memory_of_a_job_is_refused(site: Site) -> No
             rf"ask for more by --mem, or stage less\n{re.escape(NOT_STARTED.format(5))}"
         )
         assert refused.fullmatch(job.output())
+        job = site.sbatch("sleep 600", "-N1", "-wn1", *shape.request)
+        job.wait_for(lambda record: record["JobState"] == "RUNNING")
+        shown = site.run([STAGECTL, "status", f"--job={job.id}"]).stdout
+        free = re.search(rf"^{shape.folder(job, 'alice')}: (.*) MiB free of ", shown, re.MULTILINE)
+        assert free
+        assert float(free[1]) < 300

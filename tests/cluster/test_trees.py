@@ -293,7 +293,7 @@ def test_a_disk_that_fills_while_an_archive_is_unpacked(site: Site) -> None:
         assert job.wait().exit_code == "5:0"
         assert re.fullmatch(
             r"stage: n2: /shared/zeros.tgz: it unpacks to more than the \d+\.\d [KM]iB that you "
-            r"may still write on this disk; free space there \(stagectl evict\), or request nodes "
+            r"may still write on this disk; free space there \(stagectl evict\), or ask for nodes "
             r"with larger disks\n" + re.escape(NOT_STARTED.format(5)),
             job.output(),
         )

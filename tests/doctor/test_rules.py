@@ -892,6 +892,8 @@ def test_a_folder_that_each_job_has_for_itself_is_to_be_called_private(key: str,
     for root in ("/tmp", "/tmp/stage"):
         assert told(root) == [(PROBLEM, f"{root}: {text}: {remedy}")]
     assert told({"path": "/tmp", "private": True}) == [(OK, f"/tmp: {text}")]
+    rules = Policy(roots=({"path": "/tmp", "private": True},)).at({})  # outside of a job
+    assert f"/tmp: {text}" in [one.line for one in found(site=site, policy=rules)]
     assert told("/tmpfs") == site_news(site) == []
     site = replace(site, slurm={**SITE.slurm, key: f"{key.removesuffix('Type')}/none".lower()})
     assert told("/tmp") == []

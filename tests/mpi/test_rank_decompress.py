@@ -246,7 +246,7 @@ def test_a_file_that_unpacks_to_more_than_the_users_limit_is_refused(
     outcome = world.run(items=world.wanted(), space=Space(user_limit=100_000))
     why = (
         f"{world.source}: it unpacks to more than the 97.7 KiB that you may still write on this "
-        "disk; free space there (stagectl evict), or request nodes with larger disks"
+        "disk; free space there (stagectl evict), or ask for nodes with larger disks"
     )
     assert messages(outcome) == [f"5 {node}: {why}" for node in world.nodes]
     assert not world.copy.exists()

@@ -712,8 +712,8 @@ def test_in_a_job_what_stands_for_it_is_filled_in(path: Path) -> None:
 def test_outside_of_a_job_its_folders_are_left_out(path: Path) -> None:
     path.write_text(BY_JOB)
     rules = load(path).at({"u": "alice", "U": "5001"})
-    assert (rules.roots, rules.private_roots) == (("/nvme", "/tmp"), ("/tmp",))
-    assert rules.absent_roots == ("/scratch/%u.%j.%r",)
+    assert (rules.roots, rules.private_roots) == (("/nvme",), ())
+    assert rules.absent_roots == ("/scratch/%u.%j.%r", "/tmp")
     # What is not known allows nothing.
     assert rules.allowed == ("/nvme", "/scratch/%u.%j.%r/in")
 
