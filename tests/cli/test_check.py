@@ -501,7 +501,7 @@ def test_check_knows_a_variable_that_a_shell_has_replaced(desk: Desk) -> None:
         0,
         f"stage: ok: /usr to /nvme/{os.getuid()}.%j.%r/a (validate=stat)\n"
         f"stage: ok: {desk.folder}/$LATER/%j to /nvme/%a (validate=stat)\n",
-        "",
+        "stage: warning: LATER is not set here; the job fails unless its environment has it\n",
     )
     quotes = "put the value in single quotes"
     for place, hint in (
