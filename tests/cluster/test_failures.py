@@ -201,8 +201,9 @@ def test_a_full_disk_with_a_current_copy_is_no_failure(site: Site) -> None:
 def test_an_unwritable_destination_on_one_node(site: Site) -> None:
     site.path("n3", "/nvme/data").mkdir(mode=0o755)
     message = "n3: /nvme/data: no permission to write there; choose another destination"
-    fails(site, 6, message)
+    fails(site, 6, message, f"{WISH}/")
     site.path("n3", "/nvme/data").rmdir()
+    site.run("rm -r /nvme/data", user="root", on="n1", check=False)
     works(site)
 
 

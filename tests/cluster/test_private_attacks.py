@@ -339,7 +339,7 @@ def test_what_a_job_sets_leads_into_no_folder_of_another(site: Site, jobs: Jobs)
     assert (code, text.split(": ")[1]) == (0, "/nvme/a,replace")
     # Root's commands ask Slurm, whose text a name may imitate.
     code, text = said(site.run([STAGECTL, "status"], user="root", on="n1", env=as_bob, check=False))
-    assert (code, f"{OWN}: there in a job only" in text) == (0, True)
+    assert (code, f"{OWN}, /tmp: there in a job only" in text) == (0, True), text
     code, text = said(
         site.run([STAGECTL, "status"], user="root", on="n1", check=False,
                  env={"SLURM_JOB_UID": "x"})
@@ -348,7 +348,7 @@ def test_what_a_job_sets_leads_into_no_folder_of_another(site: Site, jobs: Jobs)
     renamed = f"x UserId=root(0) Restarts=../bob.{jobs.bob.id} ArrayTaskId=../.. JobName=../x"
     site.run(["scontrol", "update", f"JobId={jobs.alice.id}", f"JobName={renamed}"])
     code, text = jobs.as_root("status", "--by=file", "--user=alice")
-    assert (code, f"\n{own}: " in text) == (0, True)
+    assert (code, f"\n{own}: " in text) == (0, True), text
 
 
 def test_roots_programs_do_not_look_into_such_folders(site: Site, jobs: Jobs) -> None:

@@ -423,8 +423,8 @@ def test_nothing_is_staged_into_a_tree_that_is_staged_as_a_whole(world: TreeWorl
         "/nvme/tree)"
         for node in world.nodes
     ]
-    named = world.items(source=f"{world.source}/large")
-    assert "lies in /nvme/tree, which is staged" in world.run(items=named).failures[0].message
+    into = world.items(source=f"{world.source}/large", destination="/nvme/tree/large")
+    assert "lies in /nvme/tree, which is staged" in world.run(items=into).failures[0].message
 
 
 def test_a_folder_does_not_replace_a_copy_that_was_staged_beneath_it(world: TreeWorld) -> None:
