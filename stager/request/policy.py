@@ -408,15 +408,22 @@ class Place(_Section):
     path: Pattern
     #: Whether the site makes and removes it for jobs or users, as it does wherever the path has a
     #: pattern. Else each job, or each user, has another folder of this name. Root's part of
-    #: slurm-stage leaves it alone, and no copy there is evicted by itself.
+    #: slurm-stage leaves it alone.
     private: Annotated[bool, Field(strict=True)] = False
     #: How a job asks for the folder, or for more room in it: an option of sbatch.
     hint: str = ""
 
+    #: Found in the pattern, which `Policy.at` fills in.
+    _of_job: bool = PrivateAttr(default=False)
+
+    def model_post_init(self, _: object) -> None:
+        """Note what the pattern says."""
+        self._of_job = self.private and not _is_of_user(self.path)
+
     @property
     def of_job(self) -> bool:
         """Whether it is there for one job, and not for the user's other jobs."""
-        return self.private and not _is_of_user(self.path)
+        return self._of_job
 
 
 class Policy(_Section):
@@ -446,7 +453,6 @@ class Policy(_Section):
 
     #: Set by `at`.
     _absent: tuple[str, ...] = PrivateAttr(default=())
-    _of_jobs: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -461,7 +467,7 @@ class Policy(_Section):
     @property
     def job_roots(self) -> tuple[str, ...]:
         """Those of them that are there for one job, and not for the user's other jobs."""
-        return self._of_jobs
+        return tuple(place.path for place in self.places if place.of_job)
 
     @property
     def absent_roots(self) -> tuple[str, ...]:
@@ -493,9 +499,6 @@ class Policy(_Section):
                 # What cannot be filled in matches nothing, and so allows nothing.
                 "destinations": tuple(_filled(one, letters) or one for one in self.destinations),
             }
-        )
-        here._of_jobs = tuple(  # noqa: SLF001
-            path for place, path in filled if path is not None and place.of_job
         )
         here._absent = tuple(place.path for place, path in filled if path is None)  # noqa: SLF001
         return here
@@ -608,15 +611,9 @@ def _fault(location: tuple[int | str, ...], kind: str, message: str) -> str:
 
 def _near_key(location: tuple[int | str, ...]) -> str:
     """Return a question for the key of the same table that is most like an unknown one, if any."""
-    table: Any = Policy
-    for part in location[:-1]:
-        table = (
-            Place
-            if part == "roots"
-            else table
-            if table is Place
-            else table.model_fields[part].annotation
-        )
-    names = ["roots" if name == "places" else name for name in table.model_fields]
+    table: Any = Place if location[0] == "roots" and len(location) > 1 else Policy
+    for part in location[:-1] if table is Policy else ():
+        table = table.model_fields[part].annotation
+    names = [field.alias or name for name, field in table.model_fields.items()]
     near = difflib.get_close_matches(str(location[-1]), names, n=1)
     return f"did you mean {near[0]}? " if near else ""
