@@ -70,6 +70,24 @@ _USER_EPILOG = f"""{_USER}
 rm -f "$jobs/$SLURM_JOB_ID"
 if rmdir "$jobs" 2>/dev/null; then rm -rf "$folder"; fi
 """
+#: Slurm's plugin binds a job's mount namespace, which the kernel allows only if its number is higher
+#: than the node's. Since Linux 6.18 each core takes numbers from a block of its own: this uses up
+#: what is lower. (0x8008B705 is NS_GET_MNTNS_ID, 0x20000 CLONE_NEWNS.)
+_HIGHER_NAMESPACES = """
+import ctypes, fcntl, os
+def number(process):
+    with open(f"/proc/{process}/ns/mnt") as namespace:
+        return int.from_bytes(fcntl.ioctl(namespace, 0x8008B705, bytes(8)), "little")
+try:
+    node = number("self")
+except OSError:  # an older kernel
+    raise SystemExit(0)
+for core in os.sched_getaffinity(0):
+    os.sched_setaffinity(0, [core])
+    ctypes.CDLL(None).unshare(0x20000)
+    while number("self") <= node:
+        ctypes.CDLL(None).unshare(0x20000)
+"""
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,8 @@ def job_container(site: Site) -> Iterator[Shape]:
     """Slurm's own plugin: each job has its own /tmp."""
     shape = Shape("TMPDIR", "/tmp", "/private", private=True)
     own = ("job_container.conf", f"AutoBasePath=true\nBasePath={shape.disk}/base\n")
+    for node in site.nodes:
+        site.run(["/usr/bin/python3", "-c", _HIGHER_NAMESPACES], user="root", on=node)
     conf = "JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n"
     with _disk(site, shape.disk), _config(site, *own), _slurm(site, conf):
         yield shape

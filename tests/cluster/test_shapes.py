@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     Make = Callable[[Site], AbstractContextManager[Shape]]
 
-#: Why Slurm holds a job that it could not start.
-HELD = "launch_failed_requeued_held"
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 needs_cgroups = pytest.mark.skipif(
     not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists(),
@@ -70,11 +68,9 @@ until [ -e /shared/go ]; do sleep 0.1; done
 
 
 def await_start(job: Job) -> None:
-    """Wait until a `script` has staged in its present run; job_container may fail to start it."""
+    """Wait until a `script` has staged in its present run."""
 
     def started(record: dict[str, str]) -> bool:
-        if record["Reason"] == HELD:
-            job.start_again()
         return record["JobState"] in FINAL_STATES or start(record) in job.output()
 
     job.wait_for(started, 90)
