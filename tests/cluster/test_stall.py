@@ -47,7 +47,7 @@ def slow_site(installed_site: Site) -> Iterator[Site]:
     site.run(
         f"mkdir {BEHIND} {SLOW} {SLOWER}; cd {BEHIND}\n"
         "head -c 48M /dev/urandom > large; head -c 3M large > middle; head -c 2M large > small\n"
-        "mkdir many; cd many; for i in $(seq 8); do echo $i >$i; done"
+        "mkdir many; cd many; for i in $(seq 4); do echo $i >$i; done"
     )
     with ExitStack() as stack:
         for folder, microseconds in LATENCY.items():
@@ -253,7 +253,7 @@ def test_a_suspended_job_goes_on_though_who_stages_is_not_suspended(site: Site) 
 
 
 def test_what_a_node_does_is_told_while_no_bytes_move(site: Site) -> None:
-    job = site.sbatch("true", "-wn1,n2", f"--stage={SLOW}/many:/nvme/many")
+    job = site.sbatch("true", "-wn1,n2", f"--stage={SLOWER}/many:/nvme/many")
     assert job.wait().exit_code == "0:0", job.output()
-    told = rf"^stage: n1 is reading {SLOW}/many, [0-9]+\.[0-9] s since the start$"
+    told = rf"^stage: n1 is reading {SLOWER}/many, [0-9]+\.[0-9] s since the start$"
     assert re.search(told, job.written(), re.MULTILINE)
