@@ -70,7 +70,7 @@ _USER_EPILOG = f"""{_USER}
 rm -f "$jobs/$SLURM_JOB_ID"
 if rmdir "$jobs" 2>/dev/null; then rm -rf "$folder"; fi
 """
-#: Slurm's plugin binds a job's mount namespace, which the kernel allows only if its number is higher
+#: Slurm's plugin binds a job's mount namespace, which the kernel allows if its number is higher
 #: than the node's. Since Linux 6.18 each core takes numbers from a block of its own: this uses up
 #: what is lower. (0x8008B705 is NS_GET_MNTNS_ID, 0x20000 CLONE_NEWNS.)
 _HIGHER_NAMESPACES = """
