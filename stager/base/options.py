@@ -17,7 +17,6 @@ class Validate(StrEnum):
     """How a node's copy is compared with the source; see `copies.survey`."""
 
     STAT = "stat"
-    SIZE = "size"
     CHECKSUM = "checksum"
     ALWAYS = "always"
 

@@ -199,7 +199,6 @@ real_node_options = _options_of_nodes(simulated=False)
 OPTIONS_TABLE = """\b
 Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   validate=stat        a copy is current if size, times and inode agree (default)
-  validate=size        of a file, the sizes of source and copy must be as they were
   validate=checksum    the source as with stat, and the contents of the copy
   validate=always      copy it again in any case
   verify=readback      read the written file again from the disk

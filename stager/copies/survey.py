@@ -86,8 +86,6 @@ class Survey:
     digest: str
     #: The number of files of a current tree.
     files: int = 0
-    #: Whether a current copy is of the source as it is now, and not only of the same size.
-    fresh: bool = True
     #: The split that a current part of a folder belongs to.
     split: str = ""
     #: Whether there are files of the user's own, which the option replace lets the stage destroy.
@@ -138,7 +136,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
         if there and is_own and not item.options.replace:
             raise _would_overwrite(path, there, record, reason)
         return Survey(node, reason, "", changed=is_own)
-    return Survey(node, None, record.digest, fresh=record.source_facts == source.facts)
+    return Survey(node, None, record.digest)
 
 
 def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Record | None) -> bool:
@@ -271,9 +269,9 @@ def judge(
 ) -> Reason | None:
     """Return why the copy ``there`` is not current, None if it is. Pure.
 
-    ``stat`` compares all facts of source and copy with the record, ``size`` only their sizes.
-    ``checksum`` compares all facts of the source and the size of the copy; the caller compares the
-    digest. For ``always`` no copy is current.
+    ``stat`` compares all facts of source and copy with the record. ``checksum`` compares all facts
+    of the source and the size of the copy; the caller compares the digest. For ``always`` no copy
+    is current.
     """
     if there is None:
         return Reason.ABSENT
@@ -286,8 +284,7 @@ def judge(
     copy = record.copy_facts
     if not stat.S_ISREG(there.st_mode) or there.st_uid != copy.owner:
         return Reason.REPLACED
-    was = record.source_facts
-    if was.size != source.size or (validate is not Validate.SIZE and was != source):
+    if record.source_facts != source:
         return Reason.SOURCE_CHANGED
     if copy.size != there.st_size:
         return Reason.COPY_CHANGED

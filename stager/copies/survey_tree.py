@@ -102,8 +102,7 @@ def survey_tree(
         if own and not item.options.replace:
             raise _would_delete(item.destination, own)
         return Survey(node, reason, "", changed=is_own or bool(own))
-    fresh = _is_same(Validate.STAT, source, record, tree)
-    return Survey(node, None, record.digest, tree.files, fresh=fresh, split=tree.split)
+    return Survey(node, None, record.digest, tree.files, split=tree.split)
 
 
 def _check_loss(
@@ -212,10 +211,9 @@ def judge_tree(
         return reason
     if _is_too_open(item, source, there):
         return Reason.TOO_OPEN
-    same = _is_same(item.options.validate, source, record, tree)
-    if same:
-        return None
-    return Reason.SOURCE_CHANGED if item.options.extract else Reason.LISTING_CHANGED
+    if not source.is_tree:  # an archive
+        return None if record.source_facts == source.facts else Reason.SOURCE_CHANGED
+    return None if tree.source_digest == source.listing else Reason.LISTING_CHANGED
 
 
 def _made_differently(item: StageItem, source: Source, tree: TreeFacts) -> Reason | None:
@@ -235,16 +233,6 @@ def _is_too_open(item: StageItem, source: Source, there: os.stat_result) -> bool
     if item.options.extract:
         mode = unpacked_mode(stat.S_IMODE(there.st_mode), mode)
     return is_too_open(there, mode, source.group)
-
-
-def _is_same(validate: Validate, source: Source, record: Record, tree: TreeFacts) -> bool:
-    if not source.is_tree:  # an archive
-        was, now = record.source_facts, source.facts
-        return was.size == now.size if validate is Validate.SIZE else was == now
-    if validate is Validate.SIZE:
-        files = tree.files_in_all if tree.split else tree.files
-        return (files, record.source_facts.size) == (source.files, source.facts.size)
-    return tree.source_digest == source.listing
 
 
 def walk_copy(path: str) -> Walked:

@@ -81,8 +81,6 @@ class TreeFacts:
     interpreter: str = ""
     #: With mode=shard, the split that this copy is a part of; see `shard.split_name`.
     split: str = ""
-    #: The number of files in all parts.
-    files_in_all: int = 0
     #: The pattern whose numbers chose the part of each file.
     by: str = ""
     #: A `Share`: to whom the user opened the copy.

@@ -131,9 +131,7 @@ def make_plan(
     """
     current = tuple(rank for rank, survey in enumerate(surveys) if survey.current)
     receivers = tuple(rank for rank, survey in enumerate(surveys) if not survey.current)
-    # A copy that is current by its size alone may differ from the source: it is never sent.
-    fresh = tuple(rank for rank in current if surveys[rank].fresh and from_copies)
-    holders = fresh if receivers else current
+    holders = current if from_copies or not receivers else ()
     digest = surveys[holders[0]].digest if holders else ""
     # One holder sends alone: a second one would have to receive what the first reads.
     senders = holders[:1] or receivers[: readers[-1]]

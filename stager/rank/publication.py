@@ -65,7 +65,6 @@ def announce_tree(
         relocate=task.item.options.relocate,
         interpreter=task.source.interpreter_at,
         split=split,
-        files_in_all=task.source.files if split else 0,
         by=task.item.options.by,
         share=task.item.options.share,
     )

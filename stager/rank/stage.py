@@ -74,7 +74,6 @@ _SURVEYS = list_of(
         reason=optional(member_of(Reason)),
         digest=TEXT,
         files=NUMBER,
-        fresh=FLAG,
         split=TEXT,
         changed=FLAG,
         cached=FLAG,

@@ -22,7 +22,7 @@ from stager.base.options import (
 )
 
 ALL = Options(
-    validate=Validate.SIZE,
+    validate=Validate.ALWAYS,
     verify=Verify.READBACK,
     lifetime=Lifetime.JOB,
     relocate=Relocate.VENV,
@@ -76,7 +76,7 @@ def test_other_json_is_an_error(data: dict[str, str], error: type[Exception]) ->
 
 def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
     assert list(ALL.given()) == [
-        ("validate", "size"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
+        ("validate", "always"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
         ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
         ("decompress", "*.gz"),
         ("decompress", "b"), ("mode", "shard"), ("by", "part-{n}"),
@@ -93,7 +93,7 @@ def test_messages_always_show_how_a_copy_is_validated() -> None:
     ("options", "whole"),
     [
         (DEFAULT_OPTIONS, True),
-        (Options(validate=Validate.SIZE, lifetime=Lifetime.JOB), True),
+        (Options(validate=Validate.ALWAYS, lifetime=Lifetime.JOB), True),
         (Options(extract=True), False),
         (Options(decompress=ITSELF), False),
         (Options(include=("a",)), False),

@@ -22,7 +22,7 @@ from tests.support.users import as_ordinary_user, ordinary_home
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=4 --stage=/shared/c:/nvme/c
-#STAGE /shared/with blank:/nvme/,validate=size
+#STAGE /shared/with blank:/nvme/,validate=always
 # STAGE /shared/x /nvme/x
 
 # The head goes on over blank lines.
@@ -70,7 +70,7 @@ RIGHT: dict[str, tuple[list[str], list[str]]] = {
         ["--script", "job.sh"],
         [
             "/shared/c to /nvme/c (validate=stat)",
-            "/shared/with blank to /nvme/with blank (validate=size)",
+            "/shared/with blank to /nvme/with blank (validate=always)",
             "/shared/d to /nvme/d (validate=stat)",
             "/shared/e to /nvme/e (validate=stat)",
         ],
@@ -375,8 +375,8 @@ WRONG: dict[str, tuple[list[str], int, list[str]]] = {
         ["/a:/nvme/b", "/c:/nvme/b"], 2, [TWICE, unseen("/a"), unseen("/c")],
     ),
     "two sources for one destination, here and in a script": (
-        ["/a:/nvme/f,validate=size", "--script", "short.sh"], 2,
-        [("short.sh:2: /nvme/f is the destination of two directives: from /a (validate=size) and "
+        ["/a:/nvme/f,validate=always", "--script", "short.sh"], 2,
+        [("short.sh:2: /nvme/f is the destination of two directives: from /a (validate=always) and "
           "from /f (validate=stat); remove one of them, or change its destination"),
          unseen("/a"), unseen("/f")],
     ),
@@ -428,7 +428,7 @@ def test_check_names_the_line_of_each_mistake(desk: Desk) -> None:
 #STAGE /a /nvme/b
 #SBATCH --stage='/a:/nvme/c
 #STAGE /c:/nvme/c
-#SBATCH --stage=/d:/nvme/c,validate=size
+#SBATCH --stage=/d:/nvme/c,validate=always
 #SBATCH --stage=/d:/nvme/d and more -N2
 """
     (desk.folder / "wrong.sh").write_text(script, newline="\r\n")
@@ -456,7 +456,7 @@ stage: wrong.sh:4: the closing ' is missing
   #SBATCH --stage='/a:/nvme/c
                              ^
 stage: wrong.sh:6: /nvme/c is the destination of two directives: from /c (validate=stat) and from \
-/d (validate=size); remove one of them, or change its destination
+/d (validate=always); remove one of them, or change its destination
 """
         + not_seen("/c", "/d"),
     )
@@ -595,14 +595,14 @@ CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0") | st.sampled_
 )
 VALUES = st.text(CHARACTERS) | st.lists(
     st.sampled_from(
-        ["/a", "/nvme/b", ":", ",", ";", "\\", "=", "validate", "size", " ", "\t", "\n", "é",
+        ["/a", "/nvme/b", ":", ",", ";", "\\", "=", "validate", "always", " ", "\t", "\n", "é",
          "\udcff", "..", "/", "http://h:1/", "x" * 200],
     )
 ).map("".join)  # fmt: skip
 LINES = st.lists(
     st.sampled_from(
         [b"#STAGE ", b"#SBATCH --stage=", b"#SBATCH --stage ", b"/a /nvme/b", b"/a:/nvme/b",
-         b",validate=", b"size", b'"', b"'", b"\\", b"\n", b"\r\n", b"#", b"\xff", b"\0", b";"],
+         b",validate=", b"always", b'"', b"'", b"\\", b"\n", b"\r\n", b"#", b"\xff", b"\0", b";"],
     )
 ).map(b"".join)  # fmt: skip
 TOML = st.lists(

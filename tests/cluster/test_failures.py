@@ -580,14 +580,6 @@ def test_an_empty_option_is_refused(site: Site) -> None:
     )
 
 
-def test_another_source_of_the_same_size_is_not_current(site: Site) -> None:
-    works(site)
-    site.run("head -c 30000000 /dev/urandom > /shared/other")
-    wish = "--stage=/shared/other:/nvme/data,validate=size"
-    job = site.sbatch("cmp /shared/other /nvme/data", TWO, wish)
-    assert job.wait().exit_code == "0:0", job.output()
-
-
 def test_a_source_replaced_while_the_job_waited_is_staged_again(site: Site) -> None:
     works(site)
     holder = site.popen(

@@ -62,7 +62,7 @@ def test_stage_lines_in_the_script(site: Site) -> None:
 #STAGE /shared/a:/nvme/a
 
 # a comment
-#STAGE /shared/b:/nvme/b,validate=size
+#STAGE /shared/b:/nvme/b,validate=always
 srun bash -c '{SEE_A}; {SEE_B}'
 #STAGE /shared/nonexistent:/nvme/too-late
 """

@@ -129,17 +129,6 @@ def test_validate_always_reads_the_source_again(world: FileWorld) -> None:
     assert item.reasons == ["validate=always"]
 
 
-def test_validate_size_ignores_a_new_time(world: FileWorld) -> None:
-    world.run()
-    if world.comm.rank == 0:
-        os.utime(world.source)
-    world.comm.Barrier()
-    (item,) = world.run(items=world.items(validate=Validate.SIZE)).items
-    assert item.received == []
-    (item,) = world.run().items
-    assert (item.received, item.reasons) == (world.nodes, ["the source changed"])
-
-
 def test_a_folder_on_one_node_is_no_place_for_a_file(world: FileWorld) -> None:
     world.on_last(world.copy.mkdir)
     last = world.comm.size - 1

@@ -376,19 +376,6 @@ def test_a_full_disk_for_the_table_leaves_the_old_tree(
     world.stage()
 
 
-def test_nodes_that_are_current_by_size_alone_do_not_send(world: TreeWorld) -> None:
-    if world.comm.size == 1:
-        return
-    world.stage()
-    world.on_first(lambda: (world.source / "sub5/file5").write_bytes(b"12345"))
-    world.on_last(lambda: shutil.rmtree(world.copy))
-    (item,) = world.run(items=world.items(validate=Validate.SIZE)).items
-    assert (item.received, item.senders) == ([world.nodes[-1]], [])
-    if world.comm.rank == world.comm.size - 1:
-        assert (world.copy / "sub5/file5").read_bytes() == b"12345"
-    assert world.stage().received == world.nodes[:-1]
-
-
 def test_what_the_user_put_in_the_place_of_the_tree_is_kept(world: TreeWorld) -> None:
     world.stage()
 

@@ -17,10 +17,10 @@ from tests.support.directives import DIRECTIVES, parse_value
         ([], ""),
         ([Directive("/a", "/b")], "/a:/b"),
         ([Directive("/a", "/b", Options(validate=Validate.STAT))], "/a:/b"),
-        ([Directive("/a", "/b", Options(validate=Validate.SIZE))], "/a:/b,validate=size"),
+        ([Directive("/a", "/b", Options(validate=Validate.ALWAYS))], "/a:/b,validate=always"),
         (
-            [Directive("/a", "/b", Options(validate=Validate.SIZE, verify=Verify.READBACK))],
-            "/a:/b,validate=size,verify=readback",
+            [Directive("/a", "/b", Options(validate=Validate.ALWAYS, verify=Verify.READBACK))],
+            "/a:/b,validate=always,verify=readback",
         ),
         ([Directive("/a:/,b", "/b;\\")], r"/a\:/\,b:/b\;\\"),
         ([Directive("/a b \t", "/c, d:e")], "/a b \t:/c, d\\:e"),

@@ -30,7 +30,7 @@ from stager.request.policy import LOCAL, Policy, Shared, SourceSection
 from stager.request.resolve import images_folder, resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
-STAT, SIZE = Validate.STAT, Validate.SIZE
+STAT, ALWAYS = Validate.STAT, Validate.ALWAYS
 ITEM = StageItem("/data/img", "/nvme/img", "/nvme", Options(validate=STAT))
 
 PARTS = st.sampled_from(["nvme", "fast", "img", "a b", ".", "..", "", "..."])
@@ -101,10 +101,10 @@ def test_one_item_may_be_asked_for_with_its_name_and_without() -> None:
 
 def test_an_item_keeps_the_source_and_the_ways_to_validate_and_verify() -> None:
     directives = [
-        Directive("/data/img", "/nvme/img", Options(validate=SIZE, verify=Verify.READBACK))
+        Directive("/data/img", "/nvme/img", Options(validate=ALWAYS, verify=Verify.READBACK))
     ]
     item = StageItem(
-        "/data/img", "/nvme/img", "/nvme", Options(validate=SIZE, verify=Verify.READBACK)
+        "/data/img", "/nvme/img", "/nvme", Options(validate=ALWAYS, verify=Verify.READBACK)
     )
     assert resolve(directives, SITE) == (item,)
 
@@ -142,10 +142,10 @@ def test_one_source_may_go_to_two_destinations() -> None:
             ),
         ),
         (
-            Directive("/a", "/nvme/x", Options(validate=SIZE)),
+            Directive("/a", "/nvme/x", Options(validate=Validate.CHECKSUM)),
             Directive("/a", "/nvme/x", Options(validate=Validate.ALWAYS)),
             (
-                "/nvme/x is the destination of two directives: from /a (validate=size) "
+                "/nvme/x is the destination of two directives: from /a (validate=checksum) "
                 "and from /a (validate=always)"
             ),
         ),
@@ -207,7 +207,7 @@ def test_the_time_to_compare_destinations_grows_with_their_number_only() -> None
 
 
 def test_each_different_directive_is_an_item_once_and_in_order() -> None:
-    one, two = Directive("/a", "/nvme/b"), Directive("/a", "/nvme/c", Options(validate=SIZE))
+    one, two = Directive("/a", "/nvme/b"), Directive("/a", "/nvme/c", Options(validate=ALWAYS))
     items = resolve([two, one, two, one], SITE)
     assert [item.destination for item in items] == ["/nvme/c", "/nvme/b"]
 

@@ -72,8 +72,8 @@ def test_a_line_behind_the_first_command_is_found(line: str, ignored: bool) -> N
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_a_line_may_end_as_on_any_system(end: str) -> None:
-    assert parse_script([f"#!/bin/bash{end}", f"#STAGE /a:/b,validate=size{end}"]) == (
-        Directive("/a", "/b", Options(validate=Validate.SIZE)),
+    assert parse_script([f"#!/bin/bash{end}", f"#STAGE /a:/b,validate=always{end}"]) == (
+        Directive("/a", "/b", Options(validate=Validate.ALWAYS)),
     )
 
 
@@ -296,7 +296,7 @@ def test_a_line_of_sbatch_whose_quotes_do_not_match_is_refused() -> None:
     ("line", "behind"),
     [
         ("#SBATCH --stage=/a b:/c", ["b:/c"]),
-        ("#SBATCH --stage=/a:/b, validate=size -N2", ["validate=size"]),
+        ("#SBATCH --stage=/a:/b, validate=always -N2", ["validate=always"]),
         ("#SBATCH --stage /a:/b c --stage=/d:/e", ["c"]),
         ("#SBATCH --stage=/a:/b -N 2", []),
         ("#SBATCH -N 2 --stage=/a:/b # b", []),

@@ -110,7 +110,7 @@ DIRECTIVES = COPIES | UNPACKED | DECOMPRESSED | SHARDS
 #: Pieces that combine at random into text close to the grammars.
 PIECES = st.sampled_from(
     [
-        *("/a", "/b", "/", "..", "https://h:80", "validate", "size", "--stage", "--stage="),
+        *("/a", "/b", "/", "..", "https://h:80", "validate", "always", "--stage", "--stage="),
         *("mode", "shard", "by", "{n}", "$USER", "%j", "/~", ":/", ":$", "$SLURM_TMPDIR"),
         *(
             ":",
