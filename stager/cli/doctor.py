@@ -85,7 +85,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     local = Command(
         Action.FACTS, rules.roots, rules.shared_roots, rules.destinations,
         config=str(where.config),
-        plugstack=site.slurm.get("PlugStackConfig", ""), tmpfs=site.slurm.get("TmpFS", ""),
+        plugstack=site.slurm.get("PlugStackConfig", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
         scripts=tuple(own_scripts(site.slurm)), environment=rules.launch.environment,
         textfile=rules.metrics.textfile,

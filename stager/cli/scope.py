@@ -182,11 +182,10 @@ def answer(command: Command, disk: str) -> dict[str, Any]:
 def _facts(command: Command) -> dict[str, Any]:
     from stager.doctor.facts import node_facts  # only for stagectl doctor
 
-    name = job.own_name(os.environ)
     return node_facts(
-        command.config, command.plugstack, command.tmpfs, command.roots, command.shared_roots,
+        command.config, command.plugstack, command.roots, command.shared_roots,
         command.destinations,
-        computes=command.computes, name=name, environment=command.environment,
+        computes=command.computes, environment=command.environment,
         scripts=command.scripts, textfile=command.textfile,
     ).to_wire()  # fmt: skip
 

@@ -96,7 +96,6 @@ class Command:
     config: str = ""
     #: For `Action.FACTS`: what Slurm's configuration names, and whether jobs run there.
     plugstack: str = ""
-    tmpfs: str = ""
     computes: bool = True
     #: Likewise: the scripts that Slurm runs before and after a job, the file for metrics, and what
     #: ranks are given.

@@ -142,8 +142,6 @@ class NodeFacts:
     roots: list[Place]
     records: list[Place]
     shared_roots: list[Place]
-    #: Slurm's TmpFS; none if Slurm did not say.
-    tmpfs: list[Place]
     #: What only root may write: stage.toml, plugstack.conf, the prefix, the plugin and the scripts.
     trusted: list[Place]
     #: `paths.RUN_FOLDER` and `paths.JOBS_FOLDER`.
@@ -154,8 +152,6 @@ class NodeFacts:
     peers: Place
     #: Whether the slurmd that last loaded the plugin has ended: that which runs now has not.
     plugin_ended: bool = False
-    #: Folders in TmpFS that PMIx would make for this user's jobs, and that belong to others.
-    taken: list[Place] = field(default_factory=list)
     #: The folders in which alone users may stage, without the roots.
     destinations: list[Place] = field(default_factory=list)
     #: The first folders of root's beneath the roots in which others could replace what is staged.
@@ -166,8 +162,6 @@ class NodeFacts:
     #: The filesystems of the roots, and of the prefix.
     disks: list[Disk] = field(default_factory=list)
     prefix_disk: Disk | None = None
-    #: The filesystem of each of ``tmpfs``.
-    tmpfs_disks: list[Disk] = field(default_factory=list)
     #: The clock: seconds since 1970.
     time: float = 0.0
     #: The SHA-256 of the package's own files.
@@ -236,27 +230,24 @@ class SiteFacts:
 def node_facts(
     config: str,
     plugstack: str,
-    tmpfs: str,
     roots: Iterable[str],
     shared_roots: Iterable[str],
     destinations: Iterable[str],
     *,
     computes: bool,
-    name: str,
     environment: Mapping[str, str],
     scripts: Iterable[str],
     textfile: str,
 ) -> NodeFacts:
-    """Return the facts of this machine, whose name in Slurm is ``name``.
+    """Return the facts of this machine.
 
-    ``plugstack``, ``tmpfs`` and ``scripts`` are from Slurm's configuration, empty if they are not
+    ``plugstack`` and ``scripts`` are from Slurm's configuration, empty if they are not
     known; ``environment`` is what the site gives the ranks besides, and ``textfile`` its file for
     metrics, empty if it wants none.
     """
     roots, scripts = list(roots), list(scripts)
     plugins = list(_plugin_lines(plugstack))
     peers = f"{sys.prefix}/{paths.PEERS_LIBRARY}"
-    folders = [tmpfs.replace("%h", os.uname().nodename).replace("%n", name)] if tmpfs else []
     library, library_fault = mpi_library(environment) if computes else ("", "")
     return NodeFacts(
         computes=computes,
@@ -271,9 +262,7 @@ def node_facts(
         open_folders=[
             one for root in roots for one in islice(_open_folders(root or "/"), _MOST_OPEN)
         ],
-        tmpfs=[place(folder) for folder in folders],
         trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
-        taken=list(_taken(folders)),
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
@@ -287,7 +276,6 @@ def node_facts(
         fuse_for_others=b"\nuser_allow_other" in b"\n" + _read("/etc/fuse.conf"),
         disks=[disk for root in roots if (disk := disk_of(root or "/"))],
         prefix_disk=disk_of(sys.prefix),
-        tmpfs_disks=[disk for folder in folders if (disk := disk_of(folder))],
         time=time.time(),
         code=_code(),
         library=library,
@@ -356,15 +344,6 @@ def _open_folders(root: str) -> Iterator[Place]:
                 with suppress(OSError):
                     if who_could_replace(os.lstat(there.path), {0}):
                         yield there
-
-
-def _taken(folders: Iterable[str]) -> Iterator[Place]:
-    for folder in folders:
-        for path in glob.iglob(f"{glob.escape(folder)}/spmix_appdir_{os.getuid()}_*"):
-            there = place_here(folder, os.path.basename(path))
-            if there.owner not in (ABSENT, os.getuid(), 0):
-                yield there
-                return  # one is enough to tell
 
 
 def _trusted(

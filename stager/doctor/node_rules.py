@@ -45,11 +45,7 @@ _FULL = 0.05
 _RANK_BYTES = 15 << 20
 #: What a user is told who may write in no folder of root's; and for one that is not there.
 _FORBIDDEN = tuple(map(os.strerror, (errno.EACCES, errno.EPERM)))
-_ABSENT = os.strerror(errno.ENOENT)
 _MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
-_TMPFS = (
-    "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
-)
 
 
 def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
@@ -66,53 +62,6 @@ def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
             )
         else:
             yield ok("sysctl", f"{name} is {value}")
-
-
-def tmpfs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
-    """Nobody but root can make folders where PMIx makes those of job steps, on each node."""
-    if not node.tmpfs:
-        yield unknown("TmpFS", "Slurm does not say where PMIx makes its folders (TmpFS)")
-    for folder in node.tmpfs if node.computes else ():
-        name = f"TmpFS={folder.path}"
-        if folder.owner < 0:
-            remedy = "make it, as root, with mode 0755 (systemd-tmpfiles --create)"
-            yield seen_or_problem("TmpFS", folder, f"{name} is not there", remedy)
-        elif folder.owner != 0 or folder.mode & _OPEN:
-            yield problem("TmpFS", f"{name}: users can keep jobs from starting there", _TMPFS)
-        else:
-            yield ok("TmpFS", f"{name}: only root can write there")
-    for path, why in unusable(node) if node.computes else ():
-        if why != _ABSENT:
-            text = f"TmpFS={path}: PMIx can make no folder there ({why})"
-            yield problem("TmpFS", text, "see to that filesystem")
-    for disk in node.tmpfs_disks if node.computes else ():
-        if is_shared(disk):
-            yield problem(
-                "TmpFS",
-                f"TmpFS={disk.path} is on {disk.kind}, which nodes share, so PMIx's folders of a "
-                "step are in each other's way",
-                "name a folder on each node's own disk in slurm.conf",
-            )
-
-
-def unusable(node: NodeFacts) -> list[tuple[str, str]]:
-    """Return each path of TmpFS in which nobody, root included, can make a folder, and why."""
-    absent = [(one.path, _ABSENT) for one in node.tmpfs if one.owner == ABSENT]
-    faults = [(one.path, one.fault) for one in node.tmpfs_disks if one.fault]
-    return absent + [(path, why) for path, why in faults if why not in _FORBIDDEN]
-
-
-def taken(node: NodeFacts, _: Examined) -> Iterator[Finding]:
-    """Nobody has taken the names of the folders that PMIx makes for this user's jobs."""
-    for folder in node.taken:
-        whose = f"belongs to uid {folder.owner}"
-        if folder.owner == MOUNTED:
-            whose = "is a mounted filesystem of somebody"
-        yield problem(
-            "TmpFS",
-            f"{folder.path} {whose}, who keeps your jobs from starting there",
-            f"remove it, and {_TMPFS}",
-        )
 
 
 def _lets_replace(mode: int) -> bool:
@@ -532,6 +481,6 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 
 NODE_RULES = (
-    sysctls, tmpfs, taken, roots, open_folders, destinations, disks, records, shared_roots, metrics,
+    sysctls, roots, open_folders, destinations, disks, records, shared_roots, metrics,
     trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray, excluded,
 )  # fmt: skip

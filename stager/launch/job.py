@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, UsageError
+from stager.base.paths import RUN_FOLDER
 from stager.base.text import printable
 from stager.launch.by_pyslurm import ask_pyslurm
 from stager.launch.commands import answer
@@ -61,11 +62,14 @@ class JobContext:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells a nested srun the nodes of the job.
+        """What tells a nested srun the nodes of the job, and where PMIx makes a step's folder.
 
-        In a step of a few of them, the environment may name those alone.
+        In a step of a few of the nodes, the environment may name those alone. In the folder that
+        root's part makes only root can write: in /tmp, PMIx's default, any user can take the name.
         """
-        return {"SLURM_JOB_NODELIST": self.nodes, "SLURM_JOB_NUM_NODES": str(self.node_count)}
+        folder = {"SLURM_PMIX_TMPDIR": RUN_FOLDER} if os.path.isdir(RUN_FOLDER) else {}
+        nodes = {"SLURM_JOB_NODELIST": self.nodes, "SLURM_JOB_NUM_NODES": str(self.node_count)}
+        return folder | nodes
 
 
 def find(

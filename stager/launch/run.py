@@ -41,8 +41,7 @@ _DISCONNECTED = (
 #: The failure of ranks that could not begin because Slurm started not all of them.
 _REFUSED = (
     "MPI did not start: Slurm could not start the staging process on {}; submit again, and if it "
-    "fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether the "
-    "folder of TmpFS can be used)"
+    "fails again tell the administrator (slurmd's log there says why)"
 )
 #: The failure of ranks that could not begin because of nodes that srun names, and of each node.
 _UNREACHED = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import subprocess
 import time
@@ -1240,48 +1239,21 @@ def test_a_copy_that_root_staged_with_an_older_version_is_not_used(site: Site) -
 
 
 # Row 8: PMIx makes a folder for each step in TmpFS, by default /tmp, where any user can take the
-# name.
+# name. The ranks' steps have theirs in a folder of root's.
 
 
-def take_names(site: Site, folder: str = "/tmp") -> str:
-    """As bob, make the folders of alice's next jobs on n2. Return what mkdir complains of."""
+def test_nobody_takes_the_names_of_pmix(site: Site) -> None:
     last = site.sbatch("true", "-N1")
     last.wait()
-    names = f"{folder}/spmix_appdir_{ALICE}_{{{int(last.id) + 1}..{int(last.id) + 4}}}.{{0..3}}"
-    return site.run(f"mkdir -m 700 {names}", user="bob", on="n2", check=False).stderr
-
-
-@pytest.fixture
-def _free_names(site: Site) -> Iterator[None]:
-    yield
-    site.run("rm -rf /tmp/spmix_appdir_*", user="root", on="n2")
-
-
-@pytest.mark.usefixtures("_free_names")
-def test_who_takes_the_names_of_pmix_is_told(site: Site) -> None:
-    assert take_names(site) == ""
-    job = site.sbatch("true", "-wn1,n2", WISH)
-    assert job.wait(120).exit_code == "8:0"
-    again = "stage: Slurm could not start a process; the staging starts again\n"
-    assert re.sub(r"_\d+\.\d ", "_JOB.STEP ", job.output()) == (
-        f"{again * 2}"
-        f"stage: MPI did not start: n2: /tmp/spmix_appdir_{ALICE}_JOB.STEP belongs to uid {BOB}, "
-        "who keeps your jobs from starting there; tell the administrator, who can remove it and "
-        "set TmpFS in slurm.conf to a folder in which only root can write\n" + NOT_STARTED.format(8)
-    )
-
-
-@pytest.mark.usefixtures("_free_names")
-def test_nobody_takes_the_names_of_pmix_where_tmpfs_is_roots(site: Site) -> None:
-    for node in site.nodes:
-        site.run("mkdir -p -m 755 /run/slurm-tmp", user="root", on=node)
-    site.reconfigure("TmpFS=/run/slurm-tmp\n")
+    names = f"spmix_appdir_{ALICE}_{{{int(last.id) + 1}..{int(last.id) + 4}}}.{{0..3}}"
+    site.run(f"mkdir -m 700 /tmp/{names}", user="bob", on="n2")
     try:
-        assert take_names(site) == ""  # where they were the way to keep alice's jobs from starting
-        assert "Permission denied" in take_names(site, "/run/slurm-tmp")
         assert "/nvme/data: 2.9 MiB from /shared/data to n[1-2]" in stage(site)
     finally:
-        site.reconfigure()
+        site.run("rmdir /tmp/spmix_appdir_*", user="root", on="n2")
+    taken = site.run(f"mkdir /run/slurm-stage/{names}", user="bob", on="n2", check=False)
+    assert "Permission denied" in taken.stderr
+    assert site.run("ls /run/slurm-stage", user="root", on="n2").stdout.count("spmix") == 0
 
 
 # Who listens on all of the few ports that a site names for MPI keeps ranks from starting.

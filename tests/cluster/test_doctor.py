@@ -30,12 +30,12 @@ roots = ["/nvme/shared"]
 OMPI_MCA_btl_tcp_if_include = "eth0"
 OMPI_MCA_btl_tcp_port_min_v4 = "41000"
 """
-SOUND_CONF = "TmpFS=/run/tmpfs\nSrunPortRange=60001-63000\n"
+SOUND_CONF = "SrunPortRange=60001-63000\n"
 ALONE = ["scontrol", "update", "PartitionName=main", "ExclusiveUser=YES"]
 #: Makes a machine sound, whatever the one is like that the cluster runs on.
 MAKE_SOUND = """\
 set -e
-mkdir -m 755 /run/tmpfs /run/sound
+mkdir -m 755 /run/sound
 for name in symlinks hardlinks regular; do
     echo 1 >/run/sound/$name
     mount --bind /run/sound/$name /proc/sys/fs/protected_$name
@@ -63,7 +63,7 @@ chown stage: /nvme/shared
 UNDO = """\
 umount /usr/bin/fusermount3 /sys/class/net /proc/sys/fs/protected_{symlinks,hardlinks,regular}
 umount --quiet /run/scratch /nvme
-rm -r /run/sound /run/tmpfs
+rm -r /run/sound
 rm -rf /run/scratch
 """
 DISK = "(ext4, O_DIRECT, O_TMPFILE): R of R free"
@@ -85,7 +85,6 @@ ON_NODES = [
     "/run/scratch/.slurm-stage belongs to root",
     "/nvme/shared: only root and stage can write there",
     "/run/slurm-stage belongs to root, and jobs are marked there",
-    "TmpFS=/run/tmpfs: only root can write there",
     "ranks use eth0 (25 Gbit/s)",
     f"/nvme {DISK}",
     f"/run/scratch {DISK}",
@@ -221,9 +220,6 @@ PLUGSTACK, CONFIG, PLUGIN = (
     "/etc/slurm/plugstack.conf", "/etc/slurm/stage.toml", f"{PREFIX}/lib/spank_stage.so"
 )  # fmt: skip
 PACKAGES = f"{PREFIX}/lib/python3*/site-packages"
-ROOT_FOLDER = (
-    "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
-)
 AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
 
 
@@ -255,12 +251,6 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
             "n2", f"chmod 700 {PREFIX}/lib/stage_peers.so", "",
             ((f"problem  n2: users cannot load {PREFIX}/lib/stage_peers.so, by which ranks know "
              f"each other: chmod o+r {PREFIX}/lib/stage_peers.so"),),
-        ),
-        Fault(
-            "n1", "mkdir -m 700 /run/tmpfs/spmix_appdir_5001_9.0; "
-            f"chown {bob} /run/tmpfs/spmix_appdir_5001_9.0", "rmdir /run/tmpfs/spmix*",
-            (("problem  n1: /run/tmpfs/spmix_appdir_5001_9.0 belongs to uid 5002, who keeps your "
-             f"jobs from starting there: remove it, and {ROOT_FOLDER}"),),
         ),
         Fault(
             "n2", "chmod 777 /nvme", "chmod 1777 /nvme",
@@ -305,11 +295,6 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
             "n3", "umount /run/scratch; mount -t tmpfs -o mode=1777,size=50M none /run/scratch",
             "umount /run/scratch; mount -o loop /run/sound/scratch /run/scratch",
             ("note     n3: /run/scratch is in memory (tmpfs), which copies take: R of R free",),
-        ),
-        Fault(
-            "n3", "chmod 1777 /run/tmpfs", "chmod 755 /run/tmpfs",
-            ((f"problem  n3: TmpFS=/run/tmpfs: users can keep jobs from starting there: "
-             f"{ROOT_FOLDER}"),),
         ),
         Fault(
             "n3", "chmod 777 /run/slurm-stage", "chmod 755 /run/slurm-stage",
@@ -380,10 +365,6 @@ ON_FUSE = [
     (
         f"problem  n4: /run/scratch is on {FUSE}: each would write its own copy there: name a "
         "folder on the node's own disk in stage.toml (roots)"
-    ),
-    (
-        f"problem  n4: TmpFS=/run/tmpfs is on {FUSE}, so PMIx's folders of a step are in each "
-        "other's way: name a folder on each node's own disk in slurm.conf"
     ),
 ]
 
@@ -456,7 +437,6 @@ def test_each_fault_on_a_node_is_told_with_the_node_and_the_remedy(sound_site: S
     with (
         put(sound_site, every),
         on_fuse(sound_site, "/run/scratch"),
-        on_fuse(sound_site, "/run/tmpfs"),
     ):
         job = in_job(sound_site)
     told = [line for fault in every for line in fault.lines]
@@ -542,7 +522,7 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
         sound_site.path("login", "/etc/slurm/job_epilog").touch()
         sound_site.path("login", "/etc/slurm/job_epilog").chmod(0o666)
         sound_site.write_plugstack("")
-        sound_site.reconfigure(f"TmpFS=/run/absent\nPrologEpilogTimeout=30\n{scripts}\n")
+        sound_site.reconfigure(f"PrologEpilogTimeout=30\n{scripts}\n")
         told = told_on(sound_site, "n1", SOUND_POLICY)
     finally:
         sound_site.path("login", "/etc/slurm/job_epilog").unlink()
@@ -551,8 +531,6 @@ def test_faults_of_slurm_conf_are_told_on_every_machine(sound_site: Site) -> Non
         sound_site.run(ALONE, user="root")
     assert told == sorted(
         [
-            ("problem  n1: TmpFS=/run/absent is not there: make it, as root, with mode 0755 "
-            "(systemd-tmpfiles --create)"),
             ("problem  n1: Prolog is not set, which a site without the plugin needs: "
             "Prolog=/etc/slurm/slurm-stage/job_prolog in slurm.conf"),
             ("problem  n1: /nowhere/task_prolog is not there: put the script there, or correct "

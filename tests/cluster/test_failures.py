@@ -404,21 +404,6 @@ def test_what_an_earlier_run_of_the_job_left_on_a_node_does_not_keep_it_from_sta
     site.run(["rmdir", f"/var/spool/slurmd/pmix.{job.id}.0"], on="n3", user="root")
 
 
-def test_a_node_on_which_slurm_can_make_no_folder_is_told(site: Site) -> None:
-    site.run("mount --bind /tmp /tmp; mount -o remount,ro,bind /tmp", user="root", on="n3")
-    try:
-        job = site.sbatch("true", TWO, WISH)
-        assert job.wait().exit_code == "8:0"
-    finally:
-        site.run("umount /tmp", user="root", on="n3")
-    again = "stage: Slurm could not start a process; the staging starts again\n"
-    assert job.output() == (
-        f"{again * 2}"
-        "stage: MPI did not start: n3: Slurm can make no folder in /tmp, its TmpFS (Read-only file "
-        "system); use other nodes (--exclude) and tell the administrator\n" + NOT_STARTED.format(8)
-    )
-
-
 def test_a_killed_rank_fails_the_job_which_tells_what_was_evicted(site: Site, slow: Site) -> None:
     old = site.sbatch("true", "-N4", f"--stage={DATA}:/nvme/old")
     assert old.wait().exit_code == "0:0"

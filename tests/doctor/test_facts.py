@@ -26,7 +26,7 @@ from stager.doctor.facts import (
     place,
     site_facts,
 )
-from tests.support.users import USER, as_ordinary_user, ordinary_home
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,9 +51,9 @@ def plugstack(tmp_path: Path) -> Path:
 
 def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
     return node_facts(
-        f"{tmp_path}/stage.toml", plugstack, f"{tmp_path}/%h.%n", [str(tmp_path)],
-        [f"{tmp_path}/all"], [str(tmp_path), f"{tmp_path}/for-users"], computes=True, name="n1",
-        environment={}, scripts=[f"{tmp_path}/job_prolog"], textfile=f"{tmp_path}/none/stage.prom",
+        f"{tmp_path}/stage.toml", plugstack, [str(tmp_path)], [f"{tmp_path}/all"],
+        [str(tmp_path), f"{tmp_path}/for-users"], computes=True, environment={},
+        scripts=[f"{tmp_path}/job_prolog"], textfile=f"{tmp_path}/none/stage.prom",
     )  # fmt: skip
 
 
@@ -66,11 +66,9 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert seen.records == [Place(f"{tmp_path}/.slurm-stage", ABSENT, 0)]
     assert seen.scripts == [Place(f"{tmp_path}/job_prolog", ABSENT, 0)]
     assert seen.metrics == Place(f"{tmp_path}/none", ABSENT, 0)
-    assert seen.tmpfs_disks == []
     assert len(seen.code) == 64
     assert seen.destinations == [Place(f"{tmp_path}/for-users", ABSENT, 0)]
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
-    assert seen.tmpfs == [Place(f"{tmp_path}/{os.uname().nodename}.n1", ABSENT, 0)]
     assert {f"{tmp_path}/stage.toml", f"{tmp_path}/job_prolog", "/", sys.prefix} <= {
         one.path for one in seen.trusted
     }
@@ -183,18 +181,6 @@ def test_the_arguments_of_the_plugin_are_looked_at_as_its_users_need_them() -> N
         path.write_text(f"{plugin}\n")
         (line,) = facts(home, str(path)).plugins
     assert (line.python, line.config) == ("/opt/slurm-stage/bin/python3", "/etc/slurm/stage.toml")
-
-
-@pytest.mark.root
-def test_a_folder_of_pmix_that_belongs_to_another_user_is_found(tmp_path: Path) -> None:
-    folder = tmp_path / f"{os.uname().nodename}.n1"
-    folder.mkdir()
-    for name in ("spmix_appdir_0_17.0", "spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
-        (folder / name).mkdir()
-    for name in ("spmix_appdir_0_18.0", "spmix_appdir_1_18.0"):
-        os.chown(folder / name, USER, USER)
-    (taken,) = facts(tmp_path).taken
-    assert (taken.path, taken.owner) == (f"{folder}/spmix_appdir_0_18.0", USER)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ NODE = NodeFacts(
     roots=[Place("/nvme", 0, STICKY)],
     records=[Place("/nvme/.slurm-stage", 0, FOLDER)],
     shared_roots=[Place("/nvme/all", 65534, FOLDER)],
-    tmpfs=[Place("/var/tmp/slurm", 0, FOLDER)],
     trusted=[Place("/etc/stage.toml", 0, stat.S_IFREG | 0o644), Place("/opt", 0, STICKY)],
     run=Place("/run/slurm-stage", 0, FOLDER),
     jobs=Place("/run/slurm-stage/jobs", 0, stat.S_IFDIR | 0o711),
@@ -52,7 +51,6 @@ NODE = NodeFacts(
     peers=Place("/opt/x/lib/stage_peers.so", 0, stat.S_IFREG | 0o755),
     disks=[DISK],
     prefix_disk=replace(DISK, path="/opt/x"),
-    tmpfs_disks=[replace(DISK, path="/var/tmp/slurm")],
     time=1e9,
     code="c1",
     library="Open MPI 4.1.4",
@@ -101,7 +99,6 @@ def site_news(site: SiteFacts = SITE, **changes: object) -> list[tuple[Verdict, 
 def test_where_all_is_well_each_subject_is_told_as_ok() -> None:
     assert [(one.subject, one.verdict, one.line, names) for one, names in found().items()] == [
         *(("sysctl", OK, f"{name} is 1", ["n1"]) for name in SYSCTLS),
-        ("TmpFS", OK, "TmpFS=/var/tmp/slurm: only root can write there", ["n1"]),
         ("roots", OK, "/nvme: users cannot move each other's files", ["n1"]),
         ("records", OK, "/nvme/.slurm-stage belongs to root", ["n1"]),
         ("shared", OK, "/nvme/all: only root and nobody can write there", ["n1"]),
@@ -195,59 +192,14 @@ def test_a_sysctl_that_is_off_is_a_problem(name: str) -> None:
     assert news(sysctls={**NODE.sysctls, name: -1}) == [(UNKNOWN, f"{name} cannot be read")]
 
 
-TMPFS = "set TmpFS in slurm.conf to a folder of root's with mode 0755, and run scontrol reconfigure"
-TAKEN = "TmpFS=/tmp: users can keep jobs from starting there: " + TMPFS
-
-
-@pytest.mark.parametrize(
-    ("there", "verdict", "text"),
-    [
-        (Place("/tmp", 0, STICKY), PROBLEM, TAKEN),
-        (Place("/tmp", 5001, FOLDER), PROBLEM, TAKEN),
-        (Place("/tmp", 0, stat.S_IFDIR | 0o775), PROBLEM, TAKEN),
-        (
-            Place("/tmp", ABSENT, 0),
-            PROBLEM,
-            (
-                "TmpFS=/tmp is not there: make it, as root, with mode 0755 (systemd-tmpfiles "
-                "--create)"
-            ),
-        ),
-        (Place("/tmp", UNSEEN, 0), UNKNOWN, "/tmp cannot be seen by this user"),
-    ],
-    ids=["sticky", "a user's", "a group's", "absent", "unseen"],
-)
-def test_users_must_not_write_where_pmix_makes_its_folders(
-    there: Place, verdict: Verdict, text: str
-) -> None:
-    assert news(tmpfs=[there]) == [(verdict, text)]
-
-
 def test_without_slurm_its_settings_are_unknown() -> None:
     texts = [
-        (UNKNOWN, "Slurm does not say where PMIx makes its folders (TmpFS)"),
         (UNKNOWN, "Slurm does not say where plugstack.conf is"),
         (UNKNOWN, "Slurm's partitions cannot be read"),
         (UNKNOWN, "srun --mpi=list cannot be run"),
     ]
-    other = found(replace(NODE, tmpfs=[], plugins=[]), SiteFacts())
+    other = found(replace(NODE, plugins=[]), SiteFacts())
     assert [(one.verdict, one.line) for one in other if one.verdict is not OK] == texts
-
-
-def test_pmix_cannot_work_on_storage_that_nodes_share() -> None:
-    text = (
-        "TmpFS=/var/tmp/slurm is on nfs4, which nodes share, so PMIx's folders of a step are in "
-        "each other's way: name a folder on each node's own disk in slurm.conf"
-    )
-    assert news(tmpfs_disks=[Disk("/var/tmp/slurm", "nfs4", 1, 1, 1, 1)]) == [(PROBLEM, text)]
-
-
-def test_a_name_of_pmix_that_another_user_took_is_a_problem() -> None:
-    text = (
-        "/tmp/spmix_appdir_1_7.0 belongs to uid 5002, who keeps your jobs from starting there: "
-        f"remove it, and {TMPFS}"
-    )
-    assert news(taken=[Place("/tmp/spmix_appdir_1_7.0", 5002, FOLDER)]) == [(PROBLEM, text)]
 
 
 NOT_ROOTS = "/nvme/.slurm-stage is not a folder of root's with mode 0755"
@@ -555,7 +507,7 @@ def test_a_machine_that_runs_no_jobs_has_no_disks_to_check() -> None:
         "run this in a job or on a compute node"
     )
     absent = Place("/nvme", ABSENT, 0)
-    assert news(computes=False, roots=[absent], tmpfs=[Place("/tmp", 0, STICKY)]) == [(NOTE, text)]
+    assert news(computes=False, roots=[absent]) == [(NOTE, text)]
 
 
 def test_a_stage_toml_or_a_version_that_differs_is_told_with_its_node() -> None:
@@ -650,19 +602,6 @@ def test_ports_that_the_site_did_not_choose_are_a_note() -> None:
     text = "srun listens on any port: set SrunPortRange, so that a firewall can tell its ports"
     site = replace(SITE, slurm={**SITE.slurm, "SrunPortRange": "0-0"})
     assert site_news(site) == [(NOTE, text)]
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [("Read-only file system", True), ("Permission denied", False), ("", False)],
-)
-def test_a_folder_of_pmix_in_which_nobody_can_make_one_is_a_problem(
-    fault: str, *, told: bool
-) -> None:
-    disk = replace(NODE.disks[0], path="/var/tmp/slurm", fault=fault)
-    text = f"TmpFS=/var/tmp/slurm: PMIx can make no folder there ({fault}): see to that filesystem"
-    every = [one.line for one in found(replace(NODE, tmpfs_disks=[disk])) if one.subject == "TmpFS"]
-    assert (text in every) == told
 
 
 def test_ports_that_one_user_can_take_are_a_note() -> None:

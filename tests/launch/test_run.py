@@ -728,8 +728,7 @@ def test_ranks_of_which_slurm_can_never_start_one_blame_no_node_that_was_ended(
     assert launcher.events == [again("Slurm could not start a process")] * 2
     assert launcher.failure(script, 10, **lines) == (
         f"{NOT_STARTED}: Slurm could not start the staging process on n2; submit again, and if it "
-        "fails again tell the administrator (slurmd's log there says why; stagectl doctor, whether "
-        "the folder of TmpFS can be used)\n"
+        "fails again tell the administrator (slurmd's log there says why)\n"
         f"  {UNPREPARED}\n  {ENDED_TOO}"
     )
 

@@ -129,7 +129,6 @@ task_prolog
 /etc/slurm/plugstack.conf.d/00-slurm-stage.conf
 /etc/slurm/slurm.conf
 /etc/slurm/stage.toml
-/run/slurm-tmp
 0
 /etc/slurm/slurm.conf
 """
