@@ -1,7 +1,7 @@
 /*
  * In every task, as the user, when its output is connected and before its program starts: hold the
  * task until the stage is over. The first task of a step runs the helper, which stages to all nodes
- * of the job. The others wait for the step status that a rank writes on their node.
+ * of the step, or of a batch job. The others wait for the step status that a rank writes on theirs.
  *
  * A task that may not start calls _exit with the helper's code: the job fails with that code, and
  * no node is drained.
@@ -26,9 +26,6 @@
 
 /* Of the process that loads the plugin, which is not linked with libslurm. NULL if it lacks it. */
 #pragma weak slurm_signal_job_step
-#pragma weak slurm_hostlist_create
-#pragma weak slurm_hostlist_find
-#pragma weak slurm_hostlist_destroy
 
 enum {
 	/* Seconds that ending a task, or the other tasks of a step, may take. */
@@ -148,7 +145,6 @@ static bool read_task(spank_t spank, struct gate *gate)
  */
 static bool is_for_helper(const char *variable)
 {
-	static const char own[] = STAGE_OWN_ENV "=";
 	static const char *const names[] = { "SLURM_",
 					     "SLURMD_",
 					     "HOME=",
@@ -170,8 +166,6 @@ static bool is_for_helper(const char *variable)
 					     "REGISTRY_AUTH_FILE=",
 					     "DOCKER_CONFIG=" };
 
-	if (strncmp(variable, own, strlen(own)) == 0)
-		return true;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (strncmp(variable, names[i], strlen(names[i])) == 0)
 			return strncmp(variable, "SLURM_SPANK_", 12) != 0;
@@ -344,44 +338,6 @@ static int open_job_file(const struct gate *gate, const char *suffix)
 	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
-/* The caller closes the file. NULL if it is not there. */
-static FILE *read_job_file(const struct gate *gate, const char *suffix)
-{
-	const int fd = open_job_file(gate, suffix);
-	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
-
-	if (!file && fd >= 0)
-		(void)close(fd);
-	return file;
-}
-
-/* Reads the next line without its end; the caller frees it. False if there is none. */
-static bool read_line(FILE *file, char **line, size_t *size)
-{
-	const ssize_t length = getline(line, size, file);
-
-	if (length > 0 && (*line)[length - 1] == '\n')
-		(*line)[length - 1] = '\0';
-	return length > 0;
-}
-
-/* Whether an earlier stage of this job staged the whole list: each wrote its list as one line. */
-static bool is_done(const struct gate *gate)
-{
-	FILE *file = read_job_file(gate, "");
-	char *line = NULL;
-	size_t size = 0;
-	bool done = false;
-
-	if (!file)
-		return false;
-	while (!done && read_line(file, &line, &size))
-		done = stage_list_contains(line, gate->list);
-	free(line);
-	(void)fclose(file); /* nothing was written */
-	return done;
-}
-
 /* Reads the step status on this node; the rank holds a lock on its file while it works. */
 static enum status read_status(const struct gate *gate, int *code)
 {
@@ -491,69 +447,11 @@ static bool knows_failed(spank_t spank, const struct gate *gate)
 	       strcmp(path, own) == 0;
 }
 
-/* Whether one of the lines of a file is a node of the list `nodes`, as in n[1-4]. */
-static bool names_one_of(FILE *file, const char *nodes)
-{
-	__typeof__(slurm_hostlist_create(NULL)) hosts = NULL;
-	char *line = NULL;
-	size_t size = 0;
-	bool found = false;
-
-	if (!slurm_hostlist_create || !slurm_hostlist_find || !slurm_hostlist_destroy)
-		return false;
-	hosts = slurm_hostlist_create(nodes);
-	while (hosts && !found && read_line(file, &line, &size))
-		found = slurm_hostlist_find(hosts, line) >= 0;
-	free(line);
-	if (hosts)
-		slurm_hostlist_destroy(hosts);
-	return found;
-}
-
-/*
- * Whether the job's stage went on without nodes of this step, and its tasks have no variable that
- * says so, as in salloc: they wait there until staging has been tried again.
- */
-static bool has_untold_failed(spank_t spank, const struct gate *gate)
-{
-	FILE *file = knows_failed(spank, gate) ? NULL : read_job_file(gate, ".failed");
-	char *nodes = file ? malloc(LINES_MAX) : NULL;
-	bool found = false;
-
-	if (nodes && spank_getenv(spank, "SLURM_STEP_NODELIST", nodes, LINES_MAX) == ESPANK_SUCCESS)
-		found = names_one_of(file, nodes);
-	free(nodes);
-	if (file)
-		(void)fclose(file); /* nothing was written */
-	return found;
-}
-
-/*
- * Whether what an srun itself asks for has names that may stand for others than in an earlier step:
- * the script may have set a variable anew, and %x is the name of each step. See may_vary in
- * stager/request/names.py.
- */
-static bool may_vary(spank_t spank, const struct gate *gate)
-{
-	char *own = malloc(LINES_MAX);
-	const char *list = gate->list;
-
-	if (own && spank_getenv(spank, STAGE_OWN_ENV, own, LINES_MAX) != ESPANK_SUCCESS)
-		list = "";
-	else if (own && strncmp(list, own, strlen(own)) == 0)
-		list += strlen(own);
-	free(own);
-	return strchr(list, '$') || strstr(list, "%x");
-}
-
 /* Waits until the stage has ended and returns its code. */
 static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
 	int code = 0;
 
-	if (gate->step != SLURM_BATCH_SCRIPT && is_done(gate) && !may_vary(spank, gate) &&
-	    !has_untold_failed(spank, gate))
-		return 0;
 	catch_signals();
 	code = gate->task == 0 ? run_helper(spank, gate, config) : wait_for_status(gate);
 	if (code == 0 && cancelled)
@@ -746,6 +644,8 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	if (code != 0)
 		_exit(code);
 	set_variables(spank, &gate);
+	/* What is done: an srun in a batch script stages what it asks for itself. */
+	(void)spank_unsetenv(spank, STAGE_LIST_ENV);
 out:
 	free(gate.list);
 	return 0;

@@ -27,8 +27,6 @@
 
 #include <slurm/spank.h>
 
-#include "list.h"
-
 /* Exit codes for what the plugin itself refuses; stager has the same. */
 enum { STAGE_USAGE = 2, STAGE_POLICY = 3, STAGE_LAUNCH = 8 };
 /*
@@ -49,8 +47,6 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 /* The list's name for spank_job_control_setenv, and with the prefix that Slurm adds. */
 #define STAGE_LIST_NAME "STAGE"
 #define STAGE_LIST_ENV "SLURM_SPANK_STAGE"
-/* The job's own list, in the steps that add to it. */
-#define STAGE_OWN_ENV "SLURM_SPANK_STAGE_OWN"
 /* Set in the helper's step, in addition to the option --stage-helper. */
 #define STAGE_HELPER_ENV "STAGE_HELPER"
 /* Names slurmstepd's process for a rank, which ends with it. */

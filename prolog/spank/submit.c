@@ -79,67 +79,58 @@ static void check_or_exit(const struct stage_config *config)
 	give_up(code);
 }
 
-/* Joins to `inherited` the values that it lacks; the caller frees it. NULL if out of memory. */
-static char *with_new_values(const char *inherited)
+/* The inherited list and all values, joined; the caller frees it. NULL if out of memory. */
+static char *join_values(const char *inherited)
 {
-	char *list = stage_list_join(inherited, "");
+	char *list = strdup(inherited);
 
 	for (size_t i = 0; list && i < stage_options_count(); i++) {
-		const char *value = stage_options_value(i);
+		char *longer = NULL;
+		const int length = asprintf(&longer, "%s%s%s", list, list[0] ? ";" : "",
+					    stage_options_value(i));
 
-		if (!stage_list_contains(list, value)) {
-			char *longer = stage_list_join(list, value);
-
-			free(list);
-			list = longer;
-		}
+		free(list);
+		list = length < 0 ? NULL : longer;
 	}
 	return list;
 }
 
-/*
- * Removes the outer job's list from the environment of a job that is submitted within a job. Slurm
- * would pass it on in these variables, and take some for the option given again. Nor is the new job
- * a restarted one.
- */
-int stage_submit_forget_outer_job(void)
+static int unset_all(const char *const names[], size_t count)
 {
-	static const char *const names[] = {
-		STAGE_LIST_ENV,
-		STAGE_OWN_ENV,
-		STAGE_QUIET_ENV,
-		STAGE_SHARDS_ENV,
-		STAGE_TOLERATE_ENV,
-		STAGE_FAILED_ENV,
-		STAGE_FAILED_FILE_ENV,
-		STAGE_NODES_ENV,
-		STAGE_NODES_FILE_ENV,
-		"SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job alone */
-		"SPANK_STAGE",
-		"_SLURM_SPANK_OPTION_slurm_stage_stage",
-		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
-		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
-		"SPANK_STAGE_TOLERATE",
-		"_SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
-		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
-		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
-	};
-
-	if (spank_context() != S_CTX_ALLOCATOR)
-		return 0;
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+	for (size_t i = 0; i < count; i++)
 		if (unsetenv(names[i]) != 0)
 			return -1;
 	return 0;
 }
 
-/* Whether the job's list has all values: Slurm gives a job's own to each of its steps again. */
-static bool all_inherited(const char *inherited)
+/*
+ * Removes from the environment the options of the job around, which Slurm would take for this
+ * command's own; for a job that is submitted within a job, also what is known of the outer one.
+ */
+int stage_submit_forget_outer_job(void)
 {
-	for (size_t i = 0; i < stage_options_count(); i++)
-		if (!stage_list_contains(inherited, stage_options_value(i)))
-			return false;
-	return true;
+	static const char *const options[] = {
+		"_SLURM_SPANK_OPTION_slurm_stage_stage",
+		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
+		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage",
+		"_SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
+		"SLURM_SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
+		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
+	};
+	static const char *const of_job[] = {
+		STAGE_LIST_ENV,	       STAGE_QUIET_ENV,
+		STAGE_SHARDS_ENV,      STAGE_TOLERATE_ENV,
+		STAGE_FAILED_ENV,      STAGE_FAILED_FILE_ENV,
+		STAGE_NODES_ENV,       STAGE_NODES_FILE_ENV,
+		"SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job alone */
+		"SPANK_STAGE",	       "SPANK_STAGE_TOLERATE",
+	};
+
+	if (unset_all(options, sizeof(options) / sizeof(options[0])) != 0)
+		return -1;
+	return spank_context() == S_CTX_ALLOCATOR
+		       ? unset_all(of_job, sizeof(of_job) / sizeof(of_job[0]))
+		       : 0;
 }
 
 /*
@@ -257,17 +248,9 @@ static bool is_new_tolerate(void)
 	return tolerate && (!had || strcmp(tolerate, had) != 0);
 }
 
-/* Notes in a step's environment the list of its job, or of the outermost step around it. */
-static bool note_own(const char *inherited)
-{
-	const bool is_step = spank_context() == S_CTX_LOCAL && getenv("SLURM_JOB_ID");
-
-	return !is_step || setenv(STAGE_OWN_ENV, inherited, 0) == 0;
-}
-
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
-	/* A step adds to its job's list. */
+	/* In salloc, each srun stages the job's list, too; in a batch job its script has none. */
 	const char *had = spank_context() == S_CTX_LOCAL ? getenv(STAGE_LIST_ENV) : NULL;
 	const char *inherited = had ? had : "";
 	char *list = NULL;
@@ -281,9 +264,9 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_het_job();
 	refuse_no_shell();
 	stage_submit_pass_on_quiet(spank);
-	if (all_inherited(inherited) && !is_new_tolerate())
+	if (stage_options_count() == 0 && !is_new_tolerate())
 		return 0;
-	list = with_new_values(inherited);
+	list = join_values(inherited);
 	if (!list)
 		return -1;
 	if (strlen(list) > STAGE_LIST_MAX) {
@@ -292,8 +275,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	}
 	check_or_exit(config);
 	tell_first_srun();
-	failed = !pass_on_tolerate(spank) || !note_own(inherited) ||
-		 setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+	failed = !pass_on_tolerate(spank) || setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;

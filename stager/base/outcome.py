@@ -91,8 +91,6 @@ class ItemReport:
     #: With lifetime=job, nodes whose copy stays: it is kept for later jobs, or is pinned.
     cached: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
-    #: The user's other jobs that use the copies that were replaced.
-    disturbed: list[int] = field(default_factory=list)
     #: The source of a copy that was replaced, if that was another one.
     replaced: str = ""
     #: The rest of an old version beside it, as after a stage that was killed: the nodes that have
@@ -203,7 +201,6 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
     "int": is_integer,
     "bool": lambda value: type(value) is bool,
     "float": lambda value: type(value) in (int, float),
-    "list[int]": lambda value: type(value) is list and all(map(is_integer, value)),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
     "dict[str, list[str]]": lambda value: (
         type(value) is dict and all(map(_VALUES["list[str]"], value.values()))

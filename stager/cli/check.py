@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -108,8 +107,7 @@ def check(
             _warn_of_sources(known)
         return code
     request = build_request(items, rules or policy.ANY)
-    # As the job will send it: raises if it is too long.
-    replace(request, directives=";".join(found.values)).to_json()
+    request.to_json()  # raises if it is too long
     if submits:
         _warn_of_missing(known)
     if not quiet:

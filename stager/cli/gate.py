@@ -27,27 +27,22 @@ from stager.cli.staging import (
     JobNodes,
     build_request,
     end_step,
-    failed_before,
-    own_list,
     own_user,
     parse_values,
     print_outcome,
 )
-from stager.disk.step_status import all_done, nodes_left_out
 from stager.launch import job
 from stager.launch.comment import write_comment
 from stager.launch.url_file import read_url_files
-from stager.request.grammar import split_value
-from stager.request.names import Names, may_vary
+from stager.request.names import Names
 from stager.request.resolve import resolve
 from stager.request.script import may_stage, parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
     from typing import TextIO
 
-    from stager.request.items import StageItem
     from stager.request.policy import Policy
 
 #: The variable in which the plugin passes the directives of the job's ``--stage`` options.
@@ -153,15 +148,13 @@ class _Gate:
         # The plugin and TaskProlog only guess which scripts have any directives.
         if not text and not may_stage(lines):
             return Outcome([], [], 0.0), None, False
-        nodes = JobNodes.find(self.config)
+        nodes = JobNodes.find(self.config, of_step=self._has_many_tasks())
         names = Names.of(os.environ, nodes.rules.variables)
         directives = parse_values([text] if text else [], names)
         directives += parse_script(lines, names)
         items = resolve(read_url_files(directives, os.environ), nodes.rules)
-        earlier = self._earlier(nodes.rules, names)
         request = replace(
-            build_request(self._new_items(items, earlier), nodes.rules),
-            status_file=self.status_file, step=self.step, directives=text,
+            build_request(items, nodes.rules), status_file=self.status_file, step=self.step,
             needs_plugin=bool(self.status_file),
         )  # fmt: skip
         # Only the plugin keeps tasks from a node without the files.
@@ -171,36 +164,6 @@ class _Gate:
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         return outcome, nodes.rules, tolerance is not None
-
-    def _earlier(self, rules: Policy, names: Names) -> dict[str, tuple[StageItem, ...]]:
-        """Return the items of the job's earlier stages, by the text of their directives.
-
-        What an srun asked for is left out where its names may stand for others now.
-        """
-        of_job = split_value(own) if (own := own_list(os.environ)) else []
-        earlier: dict[str, tuple[StageItem, ...]] = {}
-        for text in all_done(os.getuid(), self.status_file) if self.status_file else ():
-            with suppress(StageError):
-                same = [one for one in split_value(text) if one in of_job or not may_vary(one)]
-                directives = read_url_files(parse_values(same, names), os.environ)
-                earlier[text] = resolve(directives, rules)
-        return earlier
-
-    def _new_items(
-        self, items: tuple[StageItem, ...], earlier: Mapping[str, tuple[StageItem, ...]]
-    ) -> tuple[StageItem, ...]:
-        """Return those that no earlier stage of the job has staged, which may be none.
-
-        A step's list begins with its job's: the job's programs may have changed those copies since.
-        But return all if a node lacks some, of which the task does not know: it is tried again.
-        """
-        if self.step and not self._has_many_tasks():
-            return items
-        told = failed_before(os.environ).split(",")
-        if any(node not in told for node in nodes_left_out(os.getuid(), self.status_file)):
-            return items
-        old = {item for staged in earlier.values() for item in staged}
-        return tuple(item for item in items if item not in old)
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""

@@ -22,7 +22,7 @@ from stager.base.errors import LaunchError, StageError, UsageError
 from stager.cli.console import complain
 from stager.cli.options import config_option, load_policy
 from stager.cli.staging import JobNodes, build_request, end_step, print_outcome
-from stager.disk.step_status import last_done, wait_for_code
+from stager.disk.step_status import wait_for_code
 from stager.launch import job
 from stager.launch.commands import FOLDERS
 from stager.launch.credentials import with_credentials
@@ -100,10 +100,10 @@ class _Step:
         """
         return f"{self.job}.{self.restart}.import{self.number}-{node}" if self.number else ""
 
-    def wait_for_others(self, patience: float) -> tuple[str, int] | None:
+    def wait_for_others(self, patience: float) -> tuple[int, str] | None:
         """Wait for the stage that another node has begun, if it has or does within ``patience``.
 
-        Return the name of its status, and its exit code.
+        Return its exit code, and the path of the image.
         """
         if not self.number:
             return None  # the batch step has one node
@@ -128,12 +128,7 @@ def _import(config: Path, uri: str, step: _Step) -> int:
 def _stage(nodes: JobNodes, directive: Directive, step: _Step) -> int:
     request = build_request(resolve([directive], nodes.rules), nodes.rules)
     outcome = nodes.run(
-        replace(
-            request,
-            status_file=step.status_name(step.node),
-            step=step.number,
-            directives=directive.destination,
-        ),
+        replace(request, status_file=step.status_name(step.node), step=step.number),
         lambda _: None,
     )
     print_outcome(outcome, complain, complain)
@@ -191,7 +186,7 @@ def _account() -> pwd.struct_passwd | None:
         return None
 
 
-def _tell(name: str, code: int) -> int:
+def _tell(code: int, path: str) -> int:
     """Print the path of the image that another node has staged, or that it failed."""
     if code:
         complain(
@@ -199,7 +194,6 @@ def _tell(name: str, code: int) -> int:
             "step, mostly the first, says why"
         )
         return code
-    path = last_done(os.getuid(), name)
     if not path:
         complain("the path of the image is not known on this node; submit again")
         return LaunchError.code

@@ -109,7 +109,6 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     named = {one.node for one in item.lost}
     if others := [node for node in item.changed if node not in named]:
         nodes[", 1 file that was not staged, or was changed since, was replaced"] = others
-    yield from _disturbed_lines(item)
     if item.replaced:
         yield f"{item.destination}: note: a copy of {item.replaced} was replaced"
     for rest, where in item.rests.items():
@@ -134,7 +133,6 @@ def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
 
 def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield on which nodes the user would lose something; a dry run has no names of it."""
-    yield from _disturbed_lines(item, dry_run=True)
     if item.replaced:
         yield f"{item.destination}: note: a copy of {item.replaced} would be replaced"
     if item.changed:
@@ -142,17 +140,6 @@ def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
             f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what is yours there "
             "would be deleted, because of the option replace"
         )
-
-
-def _disturbed_lines(item: ItemReport, *, dry_run: bool = False) -> Iterator[str]:
-    """Yield which other jobs use a copy that was replaced. Files that they have open stay."""
-    if item.disturbed:
-        jobs = (
-            f"job{'s' * (len(item.disturbed) > 1)} {listed([str(job) for job in item.disturbed])}"
-        )
-        sees = "see" if len(item.disturbed) > 1 else "sees"
-        was, since = ("would be", "") if dry_run else ("was", f", which {sees} the new one now")
-        yield f"{item.destination}: note: the copy that {was} replaced is in use by {jobs}{since}"
 
 
 def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:

@@ -66,9 +66,6 @@ if TYPE_CHECKING:
 
 #: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
 FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
-#: The variables with the job's ``--stage`` list (stage.h). Where an srun has added to it, the
-#: second has all that, and the first is set.
-_OWN, _LIST = "SLURM_SPANK_STAGE_OWN", "SLURM_SPANK_STAGE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -81,9 +78,10 @@ class JobNodes:
     context: JobContext
 
     @classmethod
-    def find(cls, config: Path, job_id: int | None = None) -> JobNodes:
-        """Return the job's nodes; with ``job_id``, this process acts as one of that job from now.
+    def find(cls, config: Path, job_id: int | None = None, *, of_step: bool = False) -> JobNodes:
+        """Return the job's nodes, or those of this process's own srun.
 
+        With ``job_id``, this process acts as one of that job from now.
         Raise UsageError outside of a job, PolicyRefusal, LaunchError.
         """
         if not job_id:
@@ -92,7 +90,8 @@ class JobNodes:
         if job_id:
             job.enter(job_id, os.environ, rules.launch.srun)
         rules = rules.at(letters_of(os.environ))
-        return cls(rules, job.find(os.environ, rules.launch.srun))
+        find = job.find_step if of_step else job.find
+        return cls(rules, find(os.environ, rules.launch.srun))
 
     def tolerated(self, text: str, option: str) -> Tolerated | None:
         """Return how many of these nodes may fail, by a user's ``option`` or by stage.toml.
@@ -229,11 +228,6 @@ def _status_name(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
-def own_list(environment: Mapping[str, str]) -> str:
-    """Return the job's own ``--stage`` list, empty if it has none."""
-    return environment.get(_OWN, environment.get(_LIST, ""))
-
-
 def own_user(environment: Mapping[str, str]) -> str:
     """Return the name of the job's user, which Slurm has looked up, else the uid."""
     return environment.get("SLURM_JOB_USER") or str(os.getuid())
@@ -342,8 +336,7 @@ def stage_values(
     ``tolerate`` is how many nodes may fail. Raise StageError if the ranks cannot be started at all.
     """
     nodes = find_nodes(options)
-    names = _names_here(nodes)
-    directives = parse_values(values, names)
+    directives = parse_values(values, _names_here(nodes))
     if tolerate and not isinstance(nodes, JobNodes):
         raise UsageError("--tolerate works on the nodes of a Slurm job only")
     directives = read_url_files(directives, os.environ)
@@ -357,7 +350,7 @@ def stage_values(
                 told["launcher"] = event["line"]
             progress.show(event)
 
-        request = replace(request, dry_run=dry_run, by_hand=True)
+        request = replace(request, dry_run=dry_run)
         line = None if dry_run else same_line(nodes, values)
         if line:
             request = replace(request, line=line.name)
@@ -365,10 +358,6 @@ def stage_values(
             outcome = _wait_for_first(nodes, line, request, on_event)
         elif isinstance(nodes, JobNodes):
             asked = nodes.tolerated(tolerate, "--tolerate")
-            request = replace(
-                request, status_file=_status_name(os.environ), own=own_list(os.environ),
-                letters=names.letters, variables=names.variables or {},
-            )  # fmt: skip
             outcome = nodes.run(request, on_event, asked)
         else:
             outcome = nodes.run(request, on_event)

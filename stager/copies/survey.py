@@ -94,7 +94,7 @@ class Survey:
     #: as it is pinned.
     cached: bool = False
     pinned: bool = False
-    #: The user's other jobs that use the copy there, which is not current.
+    #: The jobs that use the copy there, which is not current, and for which it must stay.
     jobs: tuple[int, ...] = ()
     #: The source of the copy there, which is not current, if that is another one.
     replaces: str = ""

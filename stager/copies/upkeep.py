@@ -34,7 +34,6 @@ from stager.copies.reading import Reading
 from stager.copies.verify import as_mended, delete_command, fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
-from stager.disk.jobs import staged_by_hand
 from stager.disk.locks import Locks
 
 if TYPE_CHECKING:
@@ -362,8 +361,8 @@ class _Run:
             unpin = f"stagectl unpin{self._command.option} {quote(destination)}"
             raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
         jobs = cache.jobs_using(destination)
-        own = self._job_that_staged(destination)
-        if jobs and jobs != [own]:
+        own = self._command.job
+        if jobs := [job for job in jobs if job != own]:
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
@@ -391,11 +390,6 @@ class _Run:
                 text = f"{text}; if you do not need it, delete it there: {command}"
             raise IntegrityError(text)
         self._note(destination, size, files, gone=gone)
-
-    def _job_that_staged(self, destination: str) -> int:
-        """Return the job that the command comes from, if it staged the copy by hand; else 0."""
-        job = self._command.job
-        return job if job and destination in staged_by_hand(os.getuid(), job) else 0
 
     def _free_disk(self, caches: list[Cache]) -> None:
         """Evict copies of ``caches``, which are on one disk.

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 #: The suffix of a list's name after the job's id, and the largest list in bytes.
 _USES, _USES_LIMIT = ".uses", 1 << 20
-#: The suffix of the list of what a job staged by hand: '+' and a destination, or '-' when the job
-#: staged it otherwise afterwards. The last entry for a destination counts.
-_BY_HAND = ".by-hand"
 #: The id of a job in a list's name: 32 bits (slurm.h).
 _JOB = re.compile("[1-9][0-9]{0,9}")
 #: The lists that are read of another user, who may have made any number, and the destinations that
@@ -54,14 +51,12 @@ _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
 _NO_ID = 0xFFFFFFFF
 
 
-def note_uses(
-    uid: int, job: int, destinations: Sequence[str], reader: int = 0, *, by_hand: bool = False
-) -> None:
+def note_uses(uid: int, job: int, destinations: Sequence[str], reader: int = 0) -> None:
     """Keep the ``destinations`` on this node as long as the user's job runs.
 
-    What the job stages ``by_hand`` and not otherwise, it may evict itself. The account ``reader``
-    may read the list, if that is not 0: the one that stages for all users must know which of its
-    copies are in use. Do nothing if neither the plugin nor a prolog has made the user's folder.
+    The account ``reader`` may read the list, if that is not 0: the one that stages for all users
+    must know which of its copies are in use. Do nothing if neither the plugin nor a prolog has made
+    the user's folder.
     Raise UsageError if the list becomes too long, SpaceError or DestinationError if it cannot be
     written.
     """
@@ -77,30 +72,10 @@ def note_uses(
             if reader:
                 _open_to(reader, os.path.dirname(path), 7, 5)
                 _open_to(reader, file, 6, 4)
-        _note_by_hand(uid, job, new if by_hand else destinations, by_hand=by_hand)
     except FileNotFoundError:
         return
     except OSError as error:
         raise as_room_error(error, path) or as_stage_error(error, path) from None
-
-
-def _note_by_hand(uid: int, job: int, destinations: Sequence[str], *, by_hand: bool) -> None:
-    """Note which ``destinations`` were staged by hand, or that they were staged otherwise."""
-    if not by_hand:
-        known = staged_by_hand(uid, job)
-        destinations = [one for one in destinations if one in known]
-    sign = b"+" if by_hand else b"-"
-    if text := b"".join(sign + os.fsencode(one) + b"\0" for one in destinations):
-        with opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_BY_HAND}", APPEND) as file:
-            append_whole(file, text)
-
-
-def staged_by_hand(uid: int, job: int) -> frozenset[str]:
-    """Return the destinations that a job of this user staged by hand, and not otherwise."""
-    found: dict[str, bool] = {}
-    for entry in os.fsdecode(_list_of(uid, job, _BY_HAND)).split("\0")[:-1]:
-        found[entry[1:]] = entry[:1] == "+"
-    return frozenset(destination for destination, by_hand in found.items() if by_hand)
 
 
 def _open_to(reader: int, file: str | int, owner_bits: int, bits: int) -> None:
@@ -146,8 +121,8 @@ def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
     return frozenset(os.fsdecode(_list_of(uid, job)).split("\0")[:-1])
 
 
-def _list_of(uid: int | str, job: int | str, suffix: str = _USES) -> bytes:
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{suffix}", READ_FILE) as file:
+def _list_of(uid: int | str, job: int | str) -> bytes:
+    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
         facts = os.fstat(file)
         # A list with holes is forged: it would take no room, and much time.
         if stat.S_ISREG(facts.st_mode) and facts.st_blocks * BLOCK >= facts.st_size:

@@ -44,7 +44,7 @@ def hold_line(line: str, root: str, uid: int, *, by_user: bool) -> Iterator[Call
         def tell(code: int) -> None:
             with suppress(StageError):
                 if is_held:
-                    status.write_code(code)
+                    status.write(code)
 
         yield tell
 
@@ -64,7 +64,7 @@ def wait_for_line(line: str, root: str, uid: int, task: str, patience: float) ->
     taken = _changed(f"{folder}/{line}.{boot}")
     with suppress(OSError), opened(note, _NOTE) as file:  # on a full disk it is not noted
         os.utime(file, ns=(taken, taken))
-    return found[1]
+    return found[0]
 
 
 def _folder(root: str, uid: int) -> str:

@@ -1,11 +1,10 @@
 """Tell the tasks of a job on this node how its stage ended, by files beneath /run.
 
-``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step. While a
-rank has it locked, they wait. ``JOB.RESTART`` has a line with the directives of every stage of the
-job that succeeded: tasks of later steps that find theirs there need not wait.
-``JOB.RESTART.shards`` has the paths that become the job's STAGE_SHARDS, one a line. Where the stage
-may go on without nodes that fail, ``JOB.RESTART.nodes`` has those that were staged to, and
-``JOB.RESTART.failed`` those that were not, one a line.
+``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step, and the
+first place that was staged to. While a rank has it locked, they wait. ``JOB.RESTART.shards`` has
+the paths that become the job's STAGE_SHARDS, one a line. Where the stage may go on without nodes
+that fail, ``JOB.RESTART.nodes`` has those that were staged to, and ``JOB.RESTART.failed`` those
+that were not, one a line.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 from stager.base import paths
 from stager.base.errors import LaunchError
 from stager.disk.files import (
-    APPEND,
     OPEN_FOLDER,
     READ_FILE,
     append_whole,
@@ -29,9 +27,9 @@ from stager.disk.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-#: Seconds after which a status is removed: longer than jobs run. An older job surveys once more.
+#: Seconds after which a status is removed: longer than jobs run.
 _KEPT = 30 * 24 * 3600
 #: What a user can do about a folder that the plugin has not made, and about others.
 _MADE_BY_PLUGIN = (
@@ -40,7 +38,7 @@ _MADE_BY_PLUGIN = (
 _CHECK = "tell the administrator to check this folder"
 #: Seconds between two looks at a status that others wait for.
 _PAUSE = 0.05
-#: More bytes than a code, or a line of directives, has.
+#: More bytes than a code and a path, or the names of nodes, have.
 _LONGEST = 1 << 17
 _REWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -64,7 +62,7 @@ def _launch_errors(path: str, remedy: str, absent: str = "") -> Iterator[None]:
 
 
 class StepStatus:
-    """The status that one rank leaves for the tasks of its step, and of later steps of the job."""
+    """The status that one rank leaves for the tasks of its step."""
 
     def __init__(self, uid: int, folder: str = "") -> None:
         """Use the user's folder beneath /run, or another ``folder``."""
@@ -88,32 +86,18 @@ class StepStatus:
             # The code replaces this in the same block: there will be room for it.
             write_all(self._descriptor, b"\n", 0)
 
-    def write(
-        self,
-        code: int,
-        directives: str,
-        shard_lists: Sequence[str] = (),
-        left: Callable[[str], str] | None = None,
-    ) -> None:
+    def write(self, code: int, place: str = "", shard_lists: Sequence[str] = ()) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.
 
-        ``left`` returns which directives of an earlier stage are staged still, even if this one
-        failed: it may have replaced a copy. Raise LaunchError or SpaceError. A code that was
-        written before is replaced.
+        Raise LaunchError or SpaceError. A code that was written before is replaced.
         """
         assert self._descriptor is not None
-        if left:
-            forget(self._uid, self._job, left)
         if code == 0:
             self._name_lists(shard_lists)
-            self._note_done(directives)
-        self.write_code(code)
-
-    def write_code(self, code: int) -> None:
-        """Write the exit code alone. Raise LaunchError or SpaceError."""
-        assert self._descriptor is not None
+        text = os.fsencode(f"{code}\n{place}\n" if place and not code else f"{code}\n")
         with _launch_errors(self._path, _CHECK):
-            write_all(self._descriptor, f"{code}\n".encode(), 0)
+            write_all(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
 
     def withdraw(self) -> None:
         """Leave no code: the tasks wait for a later attempt. Raise LaunchError or SpaceError."""
@@ -142,11 +126,6 @@ class StepStatus:
             new = [b"%s\n" % one for one in map(os.fsencode, lists) if one not in known]
             append_whole(noted, b"".join(new))
 
-    def _note_done(self, directives: str) -> None:
-        path = f"{self._folder}/{self._job}"
-        with _locked(self._folder), _launch_errors(path, _CHECK), opened(path, APPEND) as done:
-            append_whole(done, os.fsencode(f"{directives}\n"))
-
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""
         if self._descriptor is not None:
@@ -173,10 +152,11 @@ def _replace_lines(path: str, lines: Sequence[str]) -> None:
 
 def wait_for_code(
     uid: int, jobs: Sequence[str], step: str, patience: float, folder: str = "", since: int = -1
-) -> tuple[str, int] | None:
+) -> tuple[int, str] | None:
     """Wait for the exit code that a rank leaves on this node for tasks of the step.
 
-    Return it after the one of ``jobs``, by which statuses are named, that has it first. Return None
+    Return it, from the first of ``jobs`` by which statuses are named that has one, and the place
+    that is told with it. Return None
     if no rank works here for ``patience`` seconds; with 0, if none works now. The files are in the
     ``folder`` of `StepStatus`; those count that were written after ``since``, in nanoseconds.
     """
@@ -191,42 +171,17 @@ def wait_for_code(
                 except BlockingIOError:
                     is_held = True
                 else:
-                    code = os.read(file, _LONGEST).partition(b"\n")[0]
+                    code, _, place = os.read(file, _LONGEST).partition(b"\n")
                     facts = os.fstat(file)
                     is_own = facts.st_uid == uid and facts.st_mtime_ns > since
                     if code.isdigit() and is_own:
-                        return job, int(code)
+                        return int(code), os.fsdecode(place.partition(b"\n")[0])
         now = time.monotonic()
         if is_held:
             last_work = now
         elif now - last_work >= patience:
             return None
         time.sleep(_PAUSE)
-
-
-def nodes_left_out(uid: int, job: str) -> list[str]:
-    """Return the nodes that the job's last stage went on without."""
-    return _lines(f"{paths.RUN_FOLDER}/{uid}/{job}.failed")
-
-
-def last_done(uid: int, job: str) -> str:
-    """Return the directives of the job's last stage that succeeded, empty if there are none."""
-    lines = all_done(uid, job)
-    return lines[-1] if lines else ""
-
-
-def forget(uid: int, job: str, left: Callable[[str], str]) -> None:
-    """Note what is ``left`` of each of a job's stages: directives that are staged still, or none.
-
-    Raise LaunchError or SpaceError.
-    """
-    if not all_done(uid, job):  # as where the plugin does not run, which makes the folder
-        return
-    with _locked(f"{paths.RUN_FOLDER}/{uid}"):
-        done = all_done(uid, job)
-        kept = [*dict.fromkeys(one for one in map(left, done) if one)]
-        if kept != done:
-            _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}", kept)
 
 
 @contextmanager
@@ -238,15 +193,3 @@ def _locked(folder: str) -> Iterator[None]:
     with _launch_errors(folder, _CHECK), opened(folder, OPEN_FOLDER) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-
-
-def all_done(uid: int, job: str) -> list[str]:
-    """Return the directives of the job's stages that succeeded, a text for each stage."""
-    return _lines(f"{paths.RUN_FOLDER}/{uid}/{job}")
-
-
-def _lines(path: str) -> list[str]:
-    """Return the lines of a file; none if it cannot be read."""
-    with suppress(OSError), opened(path, READ_FILE) as file:
-        return os.fsdecode(os.read(file, _LONGEST)).splitlines()
-    return []

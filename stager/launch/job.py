@@ -52,13 +52,15 @@ SPECIAL_STEPS = 0xFFFFFFF0
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """A job and its allocation."""
+    """A job, and its nodes or those of one srun in it."""
 
     #: Slurm's job id.
     job: int
     #: The nodes as Slurm writes them: ``n[1-4]``.
     nodes: str
     node_count: int
+    #: Whether these are the nodes of one srun in the job.
+    is_step: bool = False
 
     @property
     def variables(self) -> dict[str, str]:
@@ -80,6 +82,15 @@ def find(
     Raise UsageError outside of a job, LaunchError if its nodes cannot be found.
     """
     return look_up(number(environment), environment, srun, probes)
+
+
+def find_step(environment: Mapping[str, str], srun: str) -> JobContext:
+    """Return the nodes of the srun that started this process. Raise as `find` does."""
+    nodes = environment.get("SLURM_STEP_NODELIST", "")
+    count = environment.get("SLURM_STEP_NUM_NODES", "")
+    if nodes and count.isdecimal():
+        return JobContext(number(environment), nodes, int(count), is_step=True)
+    return find(environment, srun)
 
 
 def number(environment: Mapping[str, str]) -> int:

@@ -33,7 +33,8 @@ def srun_argv(
     job's nodes are to have a rank, ``nodes`` names those that are.
     """
     tasks = _tasks(srun, job, len(nodes) or job.node_count)
-    chosen = [f"--nodelist={fold(list(nodes))}"] if nodes else []
+    named = fold(list(nodes)) if nodes else job.nodes if job.is_step else ""
+    chosen = [f"--nodelist={named}"] if named else []
     return [*tasks, *chosen, *_ranks(policy, library)]
 
 

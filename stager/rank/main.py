@@ -31,7 +31,6 @@ from stager.base.phases import Phase, Stopwatch, process_begun
 from stager.base.text import listed
 from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
-from stager.rank.forgetting import forget_replaced, still_staged
 from stager.rank.orphan import is_started_by_plugin
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
@@ -309,15 +308,11 @@ def line_status(context: Context) -> Iterator[Callable[[Outcome], None]]:
 def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], None]]:
     """Make this node's other tasks of the job wait. Yield what tells them of the failures, if any.
 
-    No task waits for a stage by hand, but those of later steps must look at its copies. Collective.
+    Collective.
     """
     request = context.request
     if not request.status_file or request.dry_run:
         yield lambda _: None
-        return
-    if request.by_hand:
-        together(context, lambda: forget_replaced(context))
-        yield lambda _: forget_replaced(context)  # what a step has staged meanwhile, too
         return
     from stager.disk.step_status import StepStatus  # only where tasks wait
 
@@ -348,8 +343,8 @@ def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) 
         status.name_nodes(context.channel.nodes, request.failed_nodes)
     lists = [item.shard_list for item in request.items if item.shard_list]
     code = failures[0].code if failures else 0
-    left = still_staged(request) if request.items else None
-    status.write(code, request.directives, lists, left)
+    place = request.items[0].destination if request.items else ""
+    status.write(code, place, lists)
 
 
 def _publish_together(

@@ -123,7 +123,6 @@ def item_report(
         changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
-        disturbed=sorted({job for rank in plan.receivers for job in surveys[rank].jobs}),
         replaced=next((one for rank in plan.receivers if (one := surveys[rank].replaces)), ""),
         rests=_rests(surveys),
         lost=list(delivered.lost),

@@ -10,9 +10,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from stager.base.errors import StageError
+from stager.base.errors import BusyError, Failure, StageError
 from stager.base.options import Lifetime, Mode
 from stager.base.phases import Phase
 from stager.base.progress import Kind, about, doing
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from stager.base.slow import Pace
     from stager.copies.survey_tree import Walked
     from stager.disk.locks import Locks
+    from stager.disk.record import Record
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
     from stager.rank.reuse import Reuse
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
 
 #: Attempts in which the source changed while it was read, after which the stage fails.
 _ATTEMPTS = 3
+#: Seconds to wait, in turn, for the clean-up after a job that used what is to be replaced.
+_CLEAN_UP = (0.2, 0.8, 2.0)
 
 
 _SURVEYS = list_of(
@@ -165,7 +169,9 @@ class StageRun:
             if held.waited:
                 self._since = time.time_ns()
                 items = self._look_again(items)
-            planned = self._make_cargos(self._plan(items, self._survey(items)))
+            planned = self._plan_unused(items)
+            self._note_uses(items)
+            planned = self._make_cargos(planned)
             self._make_room(planned, held)
             self._forget_gone(planned, held)
             reports: list[ItemReport] = []
@@ -255,23 +261,69 @@ class StageRun:
         """Whether only another account stages the item: this user uses a current copy or fails."""
         return one.cache.uid != self._context.node.uid
 
+    def _plan_unused(self, items: Sequence[SourcedItem]) -> list[PlannedItem]:
+        """Plan, unless a copy would be replaced that a job uses. Collective. Raise RefusedError.
+
+        What a job used that has just ended is still noted until its clean-up.
+        """
+        for pause in (*_CLEAN_UP, 0.0):
+            planned = self._plan(items, self._survey(items))
+            used = [failure for one in planned for failure in self._uses_in_the_way(one)]
+            if not used:
+                break
+            if not pause or self._context.request.dry_run:
+                raise RefusedError(used)
+            time.sleep(pause)
+        return planned
+
+    def _uses_in_the_way(self, one: PlannedItem) -> Iterator[Failure]:
+        """Yield a failure for each node where a job uses what ``one`` would replace."""
+        place = one.task.item.destination
+        for rank in one.task.plan.receivers:
+            survey = one.surveys[rank]
+            if self._context.request.job in survey.jobs:
+                text = (
+                    f"{place} was staged from {survey.replaces} by this job; choose another "
+                    f"destination, or evict it first: stagectl evict {quote(place)}"
+                )
+            elif survey.jobs:
+                several = len(survey.jobs) > 1
+                text = (
+                    f"{place} is used by job{'s' * several} {','.join(map(str, survey.jobs))}, and "
+                    f"would be replaced ({_why_replaced(survey)}); choose another destination, or "
+                    f"submit again when {'they have' if several else 'it has'} ended"
+                )
+            else:
+                continue
+            yield Failure(BusyError.code, text, survey.node)
+
     def _survey(self, items: Sequence[SourcedItem]) -> list[list[Survey]]:
         """Survey all items on all nodes. Return the answers of each rank. Collective."""
         return together(self._context, lambda: self._survey_here(items), _SURVEYS)
 
     def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
-        request, node = self._context.request, self._context.node
-        if request.job and not request.dry_run:
-            # Before anything is found current, so that no other job can evict it afterwards.
-            of_site = any(self._is_of_site(one) for one in items)
-            reader = request.shared_owner if of_site else 0
-            destinations = [
-                one.item.destination for one in items if one.item.root not in request.space.of_job
-            ]
-            if destinations:
-                note_uses(node.uid, request.job, destinations, reader, by_hand=request.by_hand)
+        # Nobody holds the locks of these: before they are found current, so that they stay.
+        self._note_uses_here([one for one in items if self._is_of_site(one)])
         self._jobs.clear()
         return [self._survey_item(one) for one in items]
+
+    def _note_uses(self, items: Sequence[SourcedItem]) -> None:
+        """Note on all nodes what this job uses, before others could evict it. Collective."""
+        own = [one for one in items if not self._is_of_site(one)]
+        if own and self._context.request.job and not self._context.request.dry_run:
+            together(self._context, lambda: self._note_uses_here(own))
+
+    def _note_uses_here(self, items: Sequence[SourcedItem]) -> None:
+        request, node = self._context.request, self._context.node
+        if not request.job or request.dry_run:
+            return
+        of_site = any(self._is_of_site(one) for one in items)
+        reader = request.shared_owner if of_site else 0
+        destinations = [
+            one.item.destination for one in items if one.item.root not in request.space.of_job
+        ]
+        if destinations:
+            note_uses(node.uid, request.job, destinations, reader)
 
     def _survey_item(self, one: SourcedItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
@@ -294,22 +346,29 @@ class StageRun:
         item, cache = one.item, one.cache
         is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
         if (is_part or not found.current) and os.path.lexists(path):
-            other = other_source(item, cache.load(item.destination))
-            found = replace(found, jobs=self._other_jobs(cache, item.destination), replaces=other)
+            record = cache.load(item.destination)
+            found = replace(
+                found, jobs=self._jobs_in_the_way(one, record), replaces=other_source(item, record)
+            )
         if (one.source.is_tree or item.options.extract) and (name := rest_of(path)):
             rest = f"{os.path.dirname(item.destination)}/{name}"
             return found if cache.load(rest) else replace(found, rest=rest)
         return found
 
-    def _other_jobs(self, cache: Cache, destination: str) -> tuple[int, ...]:
-        """Return the user's other jobs that use a copy. Simulated nodes have none."""
+    def _jobs_in_the_way(self, one: SourcedItem, record: Record | None) -> tuple[int, ...]:
+        """Return the jobs that use the copy there; this job only if it has it of another source.
+
+        Simulated nodes have none.
+        """
         if self._context.node.disk:
             return ()
+        own, cache = self._context.request.job, one.cache
         if cache not in self._jobs:
             self._jobs[cache] = cache.jobs()
-        return tuple(
-            sorted({*self._jobs[cache].get(destination, ())} - {self._context.request.job})
-        )
+        jobs = {*self._jobs[cache].get(one.item.destination, ())}
+        if not (record and record.used_by_job == own and other_source(one.item, record)):
+            jobs.discard(own)
+        return tuple(sorted(jobs))
 
     def _survey_function(self, one: SourcedItem) -> Callable[..., Survey]:
         if self._is_of_site(one):
@@ -503,6 +562,12 @@ class StageRun:
 
         progress = Progress(task.item.destination)
         return deliver(self._context, one.cargo, self._watch, progress.tell)
+
+
+def _why_replaced(survey: Survey) -> str:
+    if survey.replaces:
+        return f"it is of {survey.replaces}"
+    return survey.reason or Reason.OTHER_NODES
 
 
 def _forget(cache: Cache, locks: Locks, destination: str) -> None:

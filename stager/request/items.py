@@ -132,23 +132,12 @@ class StageRequest:
     remote: RemoteSettings = DEFAULT_REMOTE
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
-    #: Name of the job's status files on each node, the number of the step that waits there, and
-    #: the job's ``--stage`` list, by which later steps find that it is staged already; see
-    #: `disk.step_status`. All are empty where no task waits. A stage by hand has the name, to note
-    #: which stages of the job it outdates.
+    #: Name of the job's status files on each node, and the number of the step that waits there; see
+    #: `disk.step_status`. Both are empty where no task waits.
     status_file: str = ""
     step: str = ""
-    directives: str = ""
-    #: The job's own ``--stage`` list, with which the list of a step begins. Only a stage by hand
-    #: has it: Slurm's variables for plugins do not reach the plugin's helper (gate.c).
-    own: str = ""
-    #: What fills in the names in earlier lists of the job (`request.names`); empty without ``own``.
-    letters: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
     #: Whether tasks wait on each node, as only the plugin makes them do.
     needs_plugin: bool = False
-    #: Whether a user asked for it within the job, by `stagectl stage`.
-    by_hand: bool = False
     #: The uid of the account that stages for all users; 0 for none.
     shared_owner: int = 0
     #: Survey and plan only; nothing is written.
@@ -194,7 +183,7 @@ class StageRequest:
         Raise UsageError if it is too long even then.
         """
         data = asdict(replace(self, items=()))
-        for rare in ("hosts", "own", "letters", "variables", "line"):
+        for rare in ("hosts", "line"):
             if not data[rare]:
                 del data[rare]
         for rare in ("private", "of_job", "hints"):

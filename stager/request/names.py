@@ -107,11 +107,6 @@ class Names:
             letters |= letters_of(environment) | {"x": letters["x"]}
         return cls(letters, variables, _NotYetSet(environment), current_folder(), home)
 
-    @classmethod
-    def elsewhere(cls, letters: Mapping[str, str], variables: Mapping[str, str]) -> Self:
-        """Return the names of a job where the environment of its SRC is not known."""
-        return cls(letters, variables, _NotYetSet({}), "/", "/")
-
     def unset(self) -> list[str]:
         """Return the variables in the sources so far that only the job may have."""
         return [*self.environment.asked] if isinstance(self.environment, _NotYetSet) else []
@@ -189,14 +184,6 @@ def letters_of(environment: Mapping[str, str]) -> dict[str, str]:
 def letters_at_submission(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the same of a job that has no number yet: what is not known stands for itself."""
     return {letter: f"%{letter}" for letter in LETTERS} | _user(environment)
-
-
-def may_vary(text: str) -> bool:
-    """Return whether names in a directive may stand for others in each step of a job.
-
-    A script may set its variables anew, and each step has a name (``%x``). gate.c asks the same.
-    """
-    return "$" in text or "%x" in text
 
 
 def fill_letters(pattern: str, letters: Mapping[str, str]) -> str:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from stager.cli.console import ignore
-from stager.cli.gate import _Gate
-from stager.request.policy import Policy
-from stager.request.resolve import resolve
 from tests.support.desk import JOB, NOT_BENEATH, OUTSIDE, Desk, untimed
-from tests.support.directives import parse_value
 from tests.support.stagectl import Ran
 
 
@@ -90,21 +83,3 @@ def test_a_gate_that_fails_says_why_and_that_the_program_was_not_started(
     assert plain == Ran(code, "", error)
     printed = "".join(f"print {line}\n" for line in error.splitlines())
     assert prolog == Ran(code, printed, "")
-
-
-def test_a_step_stages_what_no_earlier_one_has_but_all_where_a_node_lacks_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As with `--stage-tolerate` in salloc, whose shell is not told of such nodes."""
-    gate = _Gate(Path(), None, "17.0", "3", False, "", ignore, ignore, None)
-    items = resolve(parse_value("/a:/nvme/a;/b:/nvme/b"), Policy(roots=("/nvme",)))
-    earlier = {"/a:/nvme/a": items[:1]}
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert gate._new_items(items, earlier) == items[1:]
-    assert gate._new_items(items[:1], earlier) == ()
-    assert replace(gate, step="")._new_items(items, {}) == items
-    monkeypatch.setattr("stager.cli.gate.nodes_left_out", lambda *_: ["n3"])
-    assert gate._new_items(items, earlier) == items
-    monkeypatch.setenv("STAGE_FAILED_NODES", "n2,n3")
-    monkeypatch.setenv("STAGE_FAILED_NODES_FILE", "/run/slurm-stage/1/17.0.failed")
-    assert gate._new_items(items, earlier) == items[1:]

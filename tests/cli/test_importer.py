@@ -93,7 +93,7 @@ class Step:
             status = StepStatus(os.getuid())
             status.hold(request.status_file, request.step)
             time.sleep(self.stage_takes)
-            status.write(self.code, request.directives)
+            status.write(self.code, request.items[0].destination)
             status.close()
         return Outcome([], [Failure(self.code, FULL, "n1")] if self.code else [], 0.1)
 

@@ -122,22 +122,6 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
     assert line(report) == text
 
 
-@pytest.mark.parametrize(
-    ("jobs", "dry_run", "note"),
-    [
-        ([17], False, "was replaced is in use by job 17, which sees the new one now"),
-        ([17, 20], False, "was replaced is in use by jobs 17, 20, which see the new one now"),
-        ([17], True, "would be replaced is in use by job 17"),
-        ([1, 2, 3, 4], True, "would be replaced is in use by jobs 1, 2, 3 and 1 more"),
-    ],
-)
-def test_other_jobs_that_use_what_was_replaced_are_named(
-    jobs: list[int], dry_run: bool, note: str
-) -> None:
-    outcome = Outcome([replace(item(ALL, []), disturbed=jobs)], [], 2.0, dry_run)
-    assert summary(outcome, fold)[1:] == [f"/nvme/img: note: the copy that {note}"]
-
-
 @pytest.mark.parametrize(("dry_run", "how"), [(False, "was"), (True, "would be")])
 def test_that_a_copy_of_another_source_is_replaced_is_told(how: str, *, dry_run: bool) -> None:
     outcome = Outcome([replace(item(ALL, []), replaced="/data/old")], [], 2.0, dry_run)
@@ -385,7 +369,6 @@ def test_the_json_of_an_outcome() -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
-                "disturbed": [],
                 "replaced": "",
                 "rests": {},
                 "lost": [],

@@ -226,7 +226,6 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "changed": [],
                 "cached": [],
                 "pinned": [],
-                "disturbed": [],
                 "replaced": "",
                 "rests": {},
                 "lost": [],

@@ -133,35 +133,66 @@ def test_a_requeued_and_a_cancelled_job_leave_no_mark(site: Site) -> None:
         assert not site.path(node, "/run/slurm-stage/5001").exists()
 
 
-def test_the_jobs_that_use_a_copy_which_is_replaced_are_named(site: Site) -> None:
-    note = "note: the copy that was replaced is in use by job"
-    with using(site, "f1") as first:
-        second = site.sbatch("true", "-wn1,n2", "--stage=/shared/f2:/nvme/f1")
-        second.wait()
-        assert (
-            f"stage: /nvme/f1: {note} {first.id}, which sees the new one now\n" in second.output()
-        )
-        assert note not in stage(site, "f3", nodes="n1").output()
-    third = stage(site, "f1", nodes="n1")
-    assert third.wait().exit_code == "0:0"
-    assert note not in third.output()
+def test_nobody_replaces_what_a_running_job_uses(site: Site) -> None:
+    """Neither another source nor a new version, by an option or by hand; but jobs may share it."""
+    site.run("mkdir /shared/set; echo old >/shared/set/a; cp -r /shared/set /shared/other")
+    wish = "/shared/set:/nvme/set"
+    script = "until [ -e /shared/go ]; do sleep 0.1; done; cat /nvme/set/a"
+    first = site.sbatch(f"echo started; {script}", "-wn1,n2", f"--stage={wish}")
+    first.wait_for(lambda _: "started" in first.output())
+    sharing = site.sbatch("cat /nvme/set/a", "-wn1,n3", f"--stage={wish}")
+    assert sharing.wait().exit_code == "0:0", sharing.output()
+    used = f"/nvme/set is used by job {first.id}, and would be replaced"
+    remedy = "choose another destination, or submit again when it has ended"
+    other = "--stage=/shared/other:/nvme/set"
+    third = site.sbatch("true", "-wn2,n3", other)
+    assert third.wait().exit_code == "9:0"
+    assert f"stage: n2: {used} (it is of /shared/set); {remedy}\n" in third.output()
+    site.run("rm /shared/set/a; echo new >/shared/set/b")
+    by_hand = site.sbatch(f"{STAGECTL} plan {wish}; {STAGECTL} stage {wish}", "-wn1")
+    assert by_hand.wait().exit_code == "9:0"
+    changed = "the source changed, or other files of it are wanted"
+    assert by_hand.output() == f"stage: n1: {used} ({changed}); {remedy}\n" * 2
+    # The job that was refused on n2 uses nothing on n3.
+    assert site.sbatch("true", "-wn3", other).wait().exit_code == "0:0"
+    site.run("touch /shared/go")
+    assert first.wait().exit_code == "0:0"
+    assert first.output().endswith("old\n")
+    assert site.sbatch("cat /nvme/set/b", "-wn1", f"--stage={wish}").wait().exit_code == "0:0"
+    site.run("rm -r /shared/set /shared/other /shared/go")
 
 
-def test_the_jobs_that_use_a_part_which_is_replaced_are_named(site: Site) -> None:
+@pytest.mark.parametrize("at_once", [4, 1])
+def test_of_array_tasks_with_one_place_for_their_files_one_at_a_time_runs(
+    site: Site, at_once: int
+) -> None:
+    """Together, one wins; one after the other, each has its own."""
+    site.run("for i in 1 2 3 4; do echo $i >/shared/in_$i; done")
+    wait = "until [ $(grep -ls 'not started' /shared/told_*|wc -l) = 3 ]; do sleep 0.1; done"
+    script = f"[ {at_once} = 1 ] || {wait}; echo $SLURM_ARRAY_TASK_ID $(cat /nvme/in)"
+    options = [f"--array=1-4%{at_once}", "-n1", "-wn1", "--output=/shared/told_%a"]
+    line = ["sbatch", "--wait", "-Q", *options, "--stage=/shared/in_%a:/nvme/in"]
+    done = site.run([*line, "--wrap", script], check=False)
+    told = site.run("cat /shared/told_*; rm /shared/told_* /shared/in_*").stdout
+    ran = [line for line in told.splitlines() if not line.startswith("stage:")]
+    assert all(line.split()[0] == line.split()[1] for line in ran), told
+    assert (len(ran), done.returncode) == ((1, 9) if at_once == 4 else (4, 0)), told
+    pattern = r"stage: n1: /nvme/in is used by job \d+, and would be replaced \(it is of \S+\); "
+    assert len(re.findall(pattern, told)) == 4 - len(ran), told
+
+
+def test_a_part_that_a_running_job_uses_is_not_replaced(site: Site) -> None:
     """Each node's part is current, but of another split: the next job has one node less."""
     site.run("mkdir /shared/set; cd /shared/set; for i in 1 2 3 4 5 6; do echo $i >part-$i; done")
     wish = "--stage=/shared/set:/nvme/set,mode=shard"
     first = site.sbatch("echo started; sleep 60", "-wn1,n2,n3", wish)
     first.wait_for(lambda _: "started" in first.output())
     second = site.sbatch("true", "-wn1,n2", wish)
-    second.wait()
+    assert second.wait().exit_code == "9:0"
     first.cancel()
     first.wait()
     site.run("rm -r /shared/set")
-    assert (
-        "stage: /nvme/set: note: the copy that was replaced is in use by job "
-        f"{first.id}, which sees the new one now\n"
-    ) in second.output()
+    assert f"/nvme/set is used by job {first.id}, and would be replaced (" in second.output()
 
 
 # Room

@@ -50,12 +50,12 @@ cd /shared; srun '--stage=a:/nvme/alice/%j/step' cat /nvme/alice/$SLURM_JOB_ID/s
 
 
 def test_a_step_stages_what_its_names_stand_for_now(site: Site) -> None:
-    """Also if an earlier step asked for the same text; the job's own are not looked at again."""
+    """Also if an earlier step asked for the same text."""
     script = f"""srun '--stage=$SCRATCH/c:/nvme/alice/%j/c' cat /nvme/alice/$SLURM_JOB_ID/c
 export SCRATCH={FOLDER}
-srun '--stage=$SCRATCH/c:/nvme/alice/%j/%x' -J c cat /nvme/alice/$SLURM_JOB_ID/c
 srun '--stage=$SCRATCH/c:/nvme/alice/%j/%x' -J d cat /nvme/alice/$SLURM_JOB_ID/d
-srun '--stage=a:/nvme/alice/%j/e' cat /nvme/alice/$SLURM_JOB_ID/d
+srun '--stage=$SCRATCH/c:/nvme/alice/%j/%x' -J e cat /nvme/alice/$SLURM_JOB_ID/e
+srun '--stage=a:/nvme/alice/%j/f' cat /nvme/alice/$SLURM_JOB_ID/e
 """
     lines = ran(site, script, "--stage=$SCRATCH/c:/nvme/alice/%j/own")
     assert [line for line in lines if not line.startswith("stage:")] == ["deep", "c", "c", "c"]

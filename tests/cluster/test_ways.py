@@ -116,7 +116,8 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
     done = site.run(["salloc", TWO, f"--stage={A}", "bash", "-c", commands])
     sights = [f"{node} sees a" for node in NODES]
     check_lines(
-        shown(done), staged("a", ALL), *sights, *["again"] * 2, staged("b", ALL), "n1 sees b",
+        shown(done), staged("a", ALL), *sights, skipped("a", ALL), *["again"] * 2,
+        skipped("a", "n1"), staged("b", "n1"), "n1 sees b",
     )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def test_quiet_commands_print_failures_alone(site: Site) -> None:
     steps = f"srun -Q true; srun --stage={B} true"
     check_lines(
         shown(site.run(["salloc", TWO, f"--stage={A}", "bash", "-c", steps])),
-        staged("b", ALL),
+        skipped("a", ALL), staged("b", ALL),
     )  # fmt: skip
     lines = ["sbatch", "-Q", "-W", TWO, "-o", "/shared/out", f"--stage={A}", "--wrap"]
     assert shown(site.run([*lines, f"srun --stage={B} true; echo over"])) == ""
@@ -161,94 +162,46 @@ def test_srun_outside_of_a_job_without_an_environment(site: Site) -> None:
     check_lines(shown(done), staged("a", ALL), staged("b", ALL), *sights)
 
 
-def test_srun_inside_a_job_may_stage_more(site: Site) -> None:
-    """What the job has staged is not looked at again, by a step that asks for it or for more."""
+def test_an_srun_stages_what_it_asks_for_to_its_own_nodes(site: Site) -> None:
+    """What the job itself asked for was staged before the script, and is left to it."""
     script = f"""
 echo mine >/nvme/a
-srun -n1 -N1 --stage={B} echo first
-grep mine /nvme/a
-srun bash -c '{SEE_B}'
+unset WHERE
+srun -n1 -N1 --stage={B} cat /nvme/a
 echo more >>/shared/b
+srun bash -c 'echo $(hostname) $(ls /nvme)'
+srun -n1 -N1 -w n2 --stage={B} echo second
 srun -n1 -N1 --stage={B} echo third"""
-    job = site.sbatch(script, TWO, f"--stage={A},replace")
+    options = [TWO, "--stage=$WHERE/a:/nvme/a"]
+    job = site.sbatch(script, *options, env={"WHERE": "/shared"})
     assert job.wait().exit_code == "0:0"
-    sights = [f"{node} sees b" for node in NODES]
     # On a busy machine srun reports that the step before has not ended yet.
     lines = [line for line in job.output().splitlines() if not line.startswith("srun: ")]
-    expected = (staged("a", ALL), staged("b", ALL), "first", "mine", *sights, "third")
-    check_lines("\n".join(lines), *expected)
-    assert site.steps(job) == 5
+    check_lines(
+        "\n".join(lines), staged("a", ALL), staged("b", "n1"), "mine", "n1 a b", "n2 a",
+        staged("b", "n2"), "second", staged("b", "n1"), "third",
+    )  # fmt: skip
+    assert site.steps(job) == 8  # the four, their three stages, and that of the job
 
 
-def test_a_step_gets_its_own_source_back_after_another_step_has_replaced_the_copy(
-    site: Site,
-) -> None:
-    script = """
-for source in a b a b b; do srun --stage=/shared/$source:/nvme/x sha256sum /nvme/x; done"""
-    job = site.sbatch(script, "-N2")
-    assert job.wait().exit_code == "0:0"
-    seen = [line.split()[0] for line in job.output().splitlines() if line.endswith("  /nvme/x")]
-    a, b = (digest(site.shared(name)) for name in "ab")
-    assert seen == [a, a, b, b, a, a, b, b, b, b]
-
-
-def test_a_step_that_asks_for_what_earlier_steps_brought_looks_at_nothing_again(
-    site: Site,
-) -> None:
-    """Least of all at the job's own copies, in which its programs may have left results."""
-    site.shared("set").mkdir()
-    site.run("cp /shared/a /shared/set/a", user="root")
-    steps = (f"--stage={A}", f"--stage={B}", f"--stage={A};{B}", f"--stage={A},validate=stat")
+def test_a_second_source_to_one_place_is_refused_within_a_job(site: Site) -> None:
+    """Until the copy is evicted. The job's next run after a requeue may begin again."""
     script = f"""
-echo result > /nvme/set/result
-srun {steps[0]} true
-srun {steps[1]} true
-echo more > /shared/set/more
-srun '{steps[2]}' cat /nvme/set/result
-srun '{steps[3]}' ls /nvme/set"""
-    site.run("chmod 777 /shared/set", user="root")
-    job = site.sbatch(script, "-N1", "-wn1", "--stage=/shared/set:/nvme/set,replace")
+for source in a b a; do srun -N1 --stage=/shared/$source:/nvme/x true; echo $source $?; done
+srun -N1 {STAGECTL} stage /shared/b:/nvme/x; echo by hand $?
+{STAGECTL} evict /nvme/x >&2
+{STAGECTL} stage /shared/b:/nvme/x >&2; echo evicted $?
+if [ -z "$SLURM_RESTART_COUNT" ]; then scontrol requeue $SLURM_JOB_ID; sleep 60; fi"""
+    job = site.sbatch(script, "-N2", "--open-mode=append")
     assert job.wait().exit_code == "0:0"
-    output = job.output().splitlines()
-    first, *lines = [line for line in output if not line.startswith("srun: ")]
-    assert first.startswith("stage: /nvme/set: 1 file, ")
-    check_lines("\n".join(lines), staged("a", "n1"), staged("b", "n1"), "result", "a", "result")
-
-
-@pytest.mark.parametrize("way", ["sbatch", "salloc"])
-def test_a_step_gets_its_own_source_back_after_a_command_has_replaced_the_copy(
-    site: Site, way: str
-) -> None:
-    """But to replace what the job's own --stage has brought is the script's decision.
-
-    The shell of salloc is on the login node, which does not know what was staged.
-    """
-    script = f"""
-srun --stage=/shared/b:/nvme/x true
-{STAGECTL} stage /shared/a:/nvme/x /shared/b:/nvme/a
-srun --stage=/shared/b:/nvme/x sha256sum /nvme/x
-srun sha256sum /nvme/a"""
-    if way == "sbatch":
-        job = site.sbatch(script, "-N2", f"--stage={A}")
-        assert job.wait().exit_code == "0:0"
-        output = job.output()
-    else:
-        output = site.run(["salloc", "-N2", f"--stage={A}", "bash", "-c", script]).stdout
-    seen = [tuple(line.split()) for line in output.splitlines() if "  /nvme/" in line]
-    b = digest(site.shared("b"))
-    assert seen == [(b, "/nvme/x")] * 2 + [(b, "/nvme/a")] * 2
-
-
-def test_a_step_gets_its_own_source_back_after_another_step_has_called_the_command(
-    site: Site,
-) -> None:
-    """Within a step, what that step asks for is not the job's own."""
-    script = f"""
-srun -n1 -N1 --stage=/shared/b:/nvme/x {STAGECTL} stage /shared/a:/nvme/x
-srun -n1 -N1 --stage=/shared/b:/nvme/x sha256sum /nvme/x"""
-    job = site.sbatch(script, "-N1")
-    assert job.wait().exit_code == "0:0"
-    assert f"{digest(site.shared('b'))}  /nvme/x" in job.output().splitlines()
+    lines = job.output().splitlines()
+    told = [line for line in lines if re.fullmatch(r"(a|b|by hand|evicted) \d+", line)]
+    assert told == ["a 0", "b 9", "a 0", "by hand 9", "evicted 0"] * 2
+    refused = (
+        "/nvme/x was staged from /shared/a by this job; choose another destination, or evict it "
+        "first: stagectl evict /nvme/x"
+    )
+    assert sum(line.endswith(f": {refused}") for line in lines) == 4
 
 
 def test_a_job_submitted_by_a_staged_job_stages_nothing(site: Site) -> None:
@@ -281,7 +234,8 @@ def test_variables_of_sbatch_and_salloc_count_as_one_more_option(site: Site) -> 
     commands = f"srun bash -c '{SEE_A}'; srun echo again"
     done = site.run(["salloc", "-N2", "-w", "n[1-2]", "bash", "-c", commands], env=variables)
     sights = ["n1 sees a", "n2 sees a", "again", "again"]
-    check_lines(shown(done), r"stage: /nvme/a: 2\.9 MiB from the copy on n1 to n2 .*", *sights)
+    moved = r"stage: /nvme/a: 2\.9 MiB from the copy on n1 to n2 .*"
+    check_lines(shown(done), moved, skipped("a", ALL), *sights)
     done = site.run(["srun", "-N1", "echo", "nothing"], env=variables)
     check_lines(shown(done), "nothing")
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import xxhash
 
-from stager.base import paths
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
 from stager.copies import evict, removal, verify
@@ -249,34 +248,18 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
     assert node.left() == ["a"]
 
 
-def test_a_job_may_evict_what_it_alone_uses_and_staged_by_hand(
-    node: Node, jobs: Callable[[int, str], None]
-) -> None:
-    def stage_by_hand(job: int, name: str) -> None:
-        (Path(paths.JOBS_FOLDER) / f"{job}.{os.getuid()}").touch()
-        note_uses(os.getuid(), job, [f"/nvme/{name}"], by_hand=True)
-
-    for name in "abcd":
+def test_a_job_may_evict_what_it_alone_uses(node: Node, jobs: Callable[[int, str], None]) -> None:
+    for name in "ab":
         node.stage(name)
-        stage_by_hand(17, name)
-    jobs(17, "b")  # the job staged it by --stage as well, afterwards
-    stage_by_hand(17, "b")
-    stage_by_hand(9, "c")
-    jobs(17, "e")
-    node.stage("e")
-    used = "is used by job 17; evict it when it has ended"
-    assert refused(node.do(Action.EVICT, "a")) == [(9, f"/nvme/a {used}")]
-    assert refused(node.do(Action.EVICT, "a", job=9)) == [(9, f"/nvme/a {used}")]
-    assert node.do(Action.EVICT, "a", job=17, dry_run=True).done == [Done("/nvme/a", 4096)]
-    assert node.do(Action.EVICT, "a", "b", "c", "d", "e", job=17) == NodeResult(
-        [Done("/nvme/a", 4096), Done("/nvme/d", 4096)],
-        [
-            Refused(9, f"/nvme/b {used}"),
-            Refused(9, "/nvme/c is used by jobs 17,9; evict it when they have ended"),
-            Refused(9, f"/nvme/e {used}"),
-        ],
+        jobs(17, name)
+    jobs(9, "b")
+    used = "/nvme/a is used by job 17; evict it when it has ended"
+    assert refused(node.do(Action.EVICT, "a", job=9)) == [(9, used)]
+    assert node.do(Action.EVICT, "a", "b", job=17) == NodeResult(
+        [Done("/nvme/a", 4096)],
+        [Refused(9, "/nvme/b is used by job 9; evict it when it has ended")],
     )
-    assert node.left() == ["b", "c", "e"]
+    assert node.left() == ["b"]
 
 
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.disk.step_status import StepStatus, all_done, forget, last_done, wait_for_code
+from stager.disk.step_status import StepStatus, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -43,23 +43,13 @@ def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Pat
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
     before = (_is_held(path), path.read_bytes())
-    status.write(0, "/a:/b")
+    status.write(0)
     written = (_is_held(path), path.read_bytes())
     status.close()
     after = (_is_held(path), path.read_bytes())
     assert before == (True, b"\n")
     assert written == (True, b"0\n")
     assert after == (False, b"0\n")
-
-
-def test_what_was_done_is_noted_for_later_steps_and_what_failed_is_not(status_folder: Path) -> None:
-    for step, code, directives in (("4", 0, "/a:/b"), ("5", 7, "/c:/d"), ("6", 0, "/e:/f")):
-        status = StepStatus(os.getuid())
-        status.hold("17.0", step)
-        status.write(code, directives)
-        status.close()
-    assert (status_folder / "17.0").read_text() == "/a:/b\n/e:/f\n"
-    assert (status_folder / "17.0.5").read_text() == "7\n"
 
 
 LATIN = os.fsdecode(bytes([0xE9]))
@@ -74,7 +64,7 @@ def test_the_lists_of_shards_are_noted_for_the_jobs_tasks(status_folder: Path) -
     ):
         status = StepStatus(os.getuid())
         status.hold("17.0", step)
-        status.write(code, "/a:/b", lists)
+        status.write(code, "/nvme/a", lists)
         status.close()
     assert (status_folder / "17.0.shards").read_bytes() == (
         b"/nvme/a/.stage-shards.tsv\n/nvme/b/.stage-shards.tsv\n/nvme/\xe9/.stage-shards.tsv\n"
@@ -85,9 +75,9 @@ def test_the_lists_of_shards_are_noted_for_the_jobs_tasks(status_folder: Path) -
 def test_a_job_without_shards_has_no_lists(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.write(0, "/a:/b", [])
+    status.write(0, "/nvme/a", [])
     status.close()
-    assert sorted(path.name for path in status_folder.iterdir()) == ["17.0", "17.0.4"]
+    assert [path.name for path in status_folder.iterdir()] == ["17.0.4"]
 
 
 def test_the_status_of_jobs_that_must_have_ended_is_removed(status_folder: Path) -> None:
@@ -112,17 +102,17 @@ def test_an_older_status_of_the_same_name_is_erased(status_folder: Path) -> None
 def test_a_path_that_is_not_utf8_is_written_byte_for_byte(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.write(0, f"{os.fsdecode(b'/data/caf' + bytes([0xE9]))}:/b")
+    status.write(0, f"/nvme/{LATIN}")
     status.close()
-    assert (status_folder / "17.0").read_bytes() == b"/data/caf\xe9:/b\n"
+    assert (status_folder / "17.0.4").read_bytes() == b"0\n/nvme/\xe9\n"
 
 
 def test_only_its_owner_may_read_a_status(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    status.write(0, "/a:/b")
+    status.write(0)
     status.close()
-    assert modes_beneath(status_folder) == {"17.0": "-rw-------", "17.0.4": "-rw-------"}
+    assert modes_beneath(status_folder) == {"17.0.4": "-rw-------"}
 
 
 def test_a_status_that_was_never_held_can_be_closed() -> None:
@@ -163,14 +153,14 @@ def test_a_status_that_cannot_be_held_is_a_launch_error(
 def test_a_status_that_cannot_be_written_is_a_launch_error(status_folder: Path) -> None:
     status = StepStatus(os.getuid())
     status.hold("17.0", "4")
-    (status_folder / "17.0").mkdir()
+    (status_folder / "17.0.shards").mkdir()
     with pytest.raises(LaunchError) as caught:
-        status.write(0, "/a:/b")
+        status.write(0, "/nvme/a", ["/nvme/a/.stage-shards.tsv"])
     assert str(caught.value) == (
-        f"{status_folder}/17.0: Is a directory; tell the administrator to check this folder"
+        f"{status_folder}/17.0.shards: Is a directory; tell the administrator to check this folder"
     )
     # A failure needs no file but the status itself.
-    status.write(8, "/a:/b")
+    status.write(8)
     status.close()
     assert (status_folder / "17.0.4").read_text() == "8\n"
 
@@ -181,60 +171,20 @@ def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path
         (status_folder.parent / str(os.getuid())).mkdir()
         status = StepStatus(os.getuid())
         status.hold("17.0", "4")
-        (status_folder / "17.0").write_text("/x:/y\n")
+        (status_folder / "17.0.shards").write_text("/x\n")
         fill_up(status_folder.parent)
         with pytest.raises(SpaceError) as caught:
-            status.write(0, "/a" * 4000 + ":/b")
-        status.write(5, "")
+            status.write(0, "", ["/a" * 4000])
+        status.write(5)
         assert (status_folder / "17.0.4").read_text() == "5\n"
-        return str(caught.value), (status_folder / "17.0").read_text(), caught.value.code
+        return str(caught.value), (status_folder / "17.0.shards").read_text(), caught.value.code
 
     run_folder = status_folder.parent
     message = (
-        f"{run_folder}/{os.getuid()}/17.0: your folder {run_folder}/{os.getuid()} is full, which "
-        "holds what your jobs stage; delete the files that you put there, and submit again"
+        f"{run_folder}/{os.getuid()}/17.0.shards: your folder {run_folder}/{os.getuid()} is full, "
+        "which holds what your jobs stage; delete the files that you put there, and submit again"
     )
-    assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x:/y\n", 5)
-
-
-@pytest.mark.parametrize("code", [0, 6])
-def test_what_a_stage_replaced_counts_as_done_no_more(status_folder: Path, code: int) -> None:
-    for step, text in (("4", "/a:/b"), ("5", "/c:/d"), ("6", "/a:/b;/c:/d")):
-        status = StepStatus(os.getuid())
-        status.hold("17.0", step)
-        status.write(0, text)
-        status.close()
-    status = StepStatus(os.getuid())
-    status.hold("17.0", "7")
-    status.write(code, "/new:/b", left=lambda text: text if "/a" not in text else "")
-    status.close()
-    left = ["/c:/d"] if code else ["/c:/d", "/new:/b"]
-    assert (status_folder / "17.0").read_text() == "".join(f"{line}\n" for line in left)
-    assert not (status_folder / "17.0.new").exists()
-
-
-def test_what_several_ranks_of_a_node_note_and_forget_at_once_is_not_lost(
-    status_folder: Path,
-) -> None:
-    def note(number: int) -> None:
-        status = StepStatus(os.getuid())
-        status.hold("17.0", str(number))
-        status.write(0, f"/a:/{number}")
-        forget(
-            os.getuid(), "17.0", lambda text: "" if number % 2 and text == f"/a:/{number}" else text
-        )
-        status.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(note, range(64)))
-    assert sorted(all_done(os.getuid(), "17.0")) == sorted(f"/a:/{n}" for n in range(0, 64, 2))
-
-
-def test_where_nothing_was_staged_nothing_is_forgotten(status_folder: Path) -> None:
-    forget(os.getuid(), "17.0", lambda _: "")
-    assert list(status_folder.iterdir()) == []
-    status_folder.rmdir()
-    forget(os.getuid(), "17.0", lambda _: "")
+    assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x\n", 5)
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])
@@ -246,10 +196,9 @@ def test_a_process_waits_for_the_code_as_tasks_do(status_folder: Path, patience:
         waiting = pool.submit(wait_for_code, os.getuid(), ["16.0", "17.0"], "4", patience)
         time.sleep(0.4)
         assert not waiting.done()
-        status.write(0, "/a:/b")
+        status.write(0, "/nvme/a")
         status.close()
-        assert waiting.result(timeout=10) == ("17.0", 0)
-    assert last_done(os.getuid(), "17.0") == "/a:/b"
+        assert waiting.result(timeout=10) == (0, "/nvme/a")
 
 
 @pytest.mark.parametrize("left", [None, "\n", "text\n"], ids=["no file", "no code", "no number"])
@@ -258,7 +207,6 @@ def test_without_a_rank_the_wait_ends(status_folder: Path, left: str | None) -> 
         (status_folder / "17.0.4").write_text(left)
     for patience in (0, 0.2):
         assert wait_for_code(os.getuid(), ["17.0"], "4", patience) is None
-    assert last_done(os.getuid(), "17.0") == ""
 
 
 def test_tasks_find_which_nodes_have_the_files_and_which_have_not(status_folder: Path) -> None:
@@ -271,7 +219,7 @@ def test_tasks_find_which_nodes_have_the_files_and_which_have_not(status_folder:
     assert (status_folder / "17.0.nodes").read_text() == "n1\n"
     assert (status_folder / "17.0.failed").read_text() == "n3\nn2\n"
     left = sorted(path.name for path in status_folder.iterdir())
-    assert left == ["17.0", "17.0.4", "17.0.5", "17.0.failed", "17.0.nodes"]
+    assert left == ["17.0.4", "17.0.5", "17.0.failed", "17.0.nodes"]
 
 
 def test_tasks_find_no_code_while_the_stage_may_go_on(status_folder: Path) -> None:

@@ -35,7 +35,7 @@ REQUEST_JSON = (
     '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
     '"allow_http": false, "insecure_registries": [], "limit": 0}, '
     '"job": 17, "status_file": "", "step": "", '
-    '"directives": "", "needs_plugin": false, "by_hand": false, "shared_owner": 0, '
+    '"needs_plugin": false, "shared_owner": 0, '
     '"dry_run": false, "bench": 0, '
     '"silence": 0.0, "failed_nodes": null, "log_user": "", "hello": false, '
     '"local_root": "", '

@@ -16,6 +16,7 @@ from stager.launch.job import (
     end_step,
     enter,
     find,
+    find_step,
     fold,
     is_away,
     is_drained,
@@ -69,6 +70,12 @@ def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> N
     step = {**ENVIRONMENT, "SLURM_STEP_NODELIST": "n[1-4]"}
     assert find(step, "srun", [asked.probe("first", None)]) == JOB
     assert asked.by_name == []
+
+
+def test_the_nodes_of_an_srun_are_those_of_its_step() -> None:
+    step = {**ENVIRONMENT, "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_STEP_NUM_NODES": "2"}
+    assert find_step(step, "srun") == JobContext(17, "n[2-3]", 2, is_step=True)
+    assert find_step(ENVIRONMENT, "srun") == JOB
 
 
 @pytest.mark.parametrize("job", [None, "", "x", "17.0", "-1", " 17"])

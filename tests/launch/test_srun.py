@@ -36,6 +36,8 @@ def test_srun_starts_ranks_on_some_of_the_nodes_by_name() -> None:
     place = of_three.index("--quiet")
     argv = [*of_three[:place], "--nodelist=n[1-2,4]", *of_three[place:]]
     assert srun_argv("/usr/bin/srun", JOB, POLICY, nodes=["n1", "n2", "n4"]) == argv
+    of_step = JobContext(17, "n[1-2,4]", 3, is_step=True)
+    assert srun_argv("/usr/bin/srun", of_step, POLICY) == argv
 
 
 def test_the_site_chooses_its_srun_and_its_mpi() -> None:

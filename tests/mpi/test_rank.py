@@ -566,7 +566,7 @@ def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_fold
     """The tasks there would not wait for their files."""
     make_status_folder(world, monkeypatch)
     world.on_last(lambda: monkeypatch.delenv("STAGE_PARENT"))
-    request = {"status_file": "17.0", "step": "4", "directives": "/a:/b"}
+    request = {"status_file": "17.0", "step": "4"}
     assert messages(world.run(**request, needs_plugin=True)) == [
         (
             f"8 node{world.comm.size - 1}: slurm-stage did not run on this node; tell the "
@@ -590,19 +590,3 @@ def test_those_who_run_the_same_line_are_told_how_it_ended_on_their_node(
     code = wait_for_line("a", world.node.path("/nvme"), os.getuid(), "1", 0.1)
     is_last = world.comm.rank == world.comm.size - 1
     assert code == (6 if is_last or not may_go_on else None)
-
-
-def test_a_step_status_that_one_node_cannot_write_fails_all(
-    world: FileWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = make_status_folder(world, monkeypatch)
-    world.on_last((mine / "17.0").mkdir)
-    outcome = world.run(status_file="17.0", step="4", directives="/a:/b")
-    last = world.comm.size - 1
-    path = world.comm.bcast(f"{mine}/17.0", root=last)
-    assert messages(outcome) == [
-        f"8 node{last}: {path}: Is a directory; tell the administrator to check this folder"
-    ]
-    assert outcome.items == []
-    # The tasks of all nodes end with the same code.
-    assert (mine / "17.0.4").read_text() == "8\n"

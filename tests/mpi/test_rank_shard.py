@@ -418,3 +418,22 @@ def test_if_one_node_fails_in_the_end_no_node_gets_a_new_part(
     spread_all(world)
     assert_unchanged_by_a_failure(world, monkeypatch, items=world.items(mode=Mode.SHARD))
     assert counts(spread_all(world)) == Counts(len(FILES), 1, 7)
+
+
+def test_a_step_status_that_one_node_cannot_write_fails_all(
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = world.copy.parent / "run" / str(os.getuid())
+    mine.mkdir(parents=True)
+    monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(mine.parent))
+    world.on_last((mine / "17.0.shards").mkdir)
+    items = world.items(mode=Mode.SHARD)
+    outcome = world.run(items=items, status_file="17.0", step="4")
+    last = world.comm.size - 1
+    path = world.comm.bcast(f"{mine}/17.0.shards", root=last)
+    assert messages(outcome) == [
+        f"8 node{last}: {path}: Is a directory; tell the administrator to check this folder"
+    ]
+    assert outcome.items == []
+    # The tasks of all nodes end with the same code.
+    assert (mine / "17.0.4").read_text() == "8\n"

@@ -94,11 +94,11 @@ def test_what_is_replaced_and_what_is_left_of_old_versions_is_reported() -> None
     plan = TransferPlan(9, (0, 1), (2,), (0,), True, "")
     surveys = [
         Survey("n0", Reason.ABSENT, "", rest="/nvme/x.before-staging"),
-        Survey("n1", Reason.ALWAYS, "", replaces="/shared/old", jobs=(7, 9)),
-        Survey("n2", None, "", jobs=(8,), rest="/nvme/x.before-staging"),
+        Survey("n1", Reason.ALWAYS, "", replaces="/shared/old"),
+        Survey("n2", None, "", rest="/nvme/x.before-staging"),
     ]
     report = item_report(task(plan), surveys, Delivered("digest"), 1.0)
-    assert (report.replaced, report.disturbed) == ("/shared/old", [7, 9])
+    assert report.replaced == "/shared/old"
     assert report.rests == {"/nvme/x.before-staging": ["n0", "n2"]}
 
 

@@ -88,10 +88,7 @@ REQUESTS = st.builds(
     stall_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
     status_file=TEXTS,
-    directives=TEXTS,
-    own=TEXTS,
     needs_plugin=st.booleans(),
-    by_hand=st.booleans(),
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
     silence=st.floats(0, 1e6),
@@ -139,8 +136,8 @@ def test_the_json_of_a_request() -> None:
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
-        '"job": 7, "status_file": "", "step": "", "directives": "", '
-        '"needs_plugin": false, "by_hand": false, "shared_owner": 0, '
+        '"job": 7, "status_file": "", "step": "", '
+        '"needs_plugin": false, "shared_owner": 0, '
         '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": null, "log_user": "", '
         '"hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
@@ -156,10 +153,9 @@ def test_each_stage_has_a_random_key_which_its_text_for_people_lacks() -> None:
     assert first.key not in f"{first} {first!r}"
 
 
-def for_later_steps(value: str) -> StageRequest:
-    """The request for the directives of ``value``, which also carries the value itself."""
-    items = resolve(parse_value(value), SITE)
-    return StageRequest(items, 4, 1800.0, job=7, status_file="1", directives=f"0 {value}")
+def of_value(value: str) -> StageRequest:
+    """The request for the directives of ``value``."""
+    return StageRequest(resolve(parse_value(value), SITE), 4, 1800.0, job=7, status_file="1")
 
 
 def of_script(lines: list[str]) -> StageRequest:
@@ -188,7 +184,7 @@ def ordinary_lines(count: int) -> list[str]:
     ids=["letters", "accents", "pictures", "no UTF-8", "short paths", "random names"],
 )
 def test_the_longest_value_fits_into_one_environment_variable(value: str) -> None:
-    request = for_later_steps(value)
+    request = of_value(value)
     text = request.to_json()
     assert len(os.fsencode(f"{REQUEST_VARIABLE}={text}\0")) <= LONGEST
     assert StageRequest.from_json(os.fsdecode(os.fsencode(text))) == request
