@@ -10,7 +10,7 @@ import stat
 import struct
 import time
 from contextlib import contextmanager
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,9 +39,6 @@ _OWN_FOLDER, _OWN_NETWORK = 0x00000200, 0x40000000
 #: ifreq (netdevice(7)).
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _INTERFACE = struct.Struct("16sH14x")
-#: What statx(2) is asked for (STATX_BTIME), without following a link (AT_SYMLINK_NOFOLLOW); the
-#: size of its answer, and where this has the mask and the time of birth.
-_BIRTH, _NO_FOLLOW, _STATX_SIZE, _STATX = 0x800, 0x100, 256, struct.Struct("I76xqI")
 #: The number of quotactl_fd(2), which is the same on all machines; what it is asked for, the quota
 #: of a user (Q_GETQUOTA, USRQUOTA); the bytes of a block of its limits; and its answer: the two
 #: limits in blocks, the bytes in use, and from when on the lower limit holds if it is passed, in
@@ -54,25 +51,6 @@ _syscall.argtypes = (
     ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t,
 )  # fmt: skip
 _syscall.restype = ctypes.c_long
-
-
-class Rename(IntEnum):
-    """The flags of renameat2(2)."""
-
-    #: Fail with EEXIST where the new name exists.
-    NO_REPLACE = 1
-    #: Swap the two names in one step.
-    EXCHANGE = 2
-
-
-def rename(old: str, new: str, flag: Rename, *, new_folder: int) -> None:
-    """Rename ``old`` to ``new``, which is relative to the descriptor ``new_folder``.
-
-    Raise OSError with EINVAL if the filesystem does not support the flag.
-    """
-    _check(
-        _libc.renameat2(_CURRENT_FOLDER, os.fsencode(old), new_folder, os.fsencode(new), flag.value)
-    )
 
 
 class _How(ctypes.Structure):
@@ -269,17 +247,6 @@ def facts_here(folder: str, name: str) -> os.stat_result:
         return os.fstat(descriptor)
     finally:
         os.close(descriptor)
-
-
-def born_at(path: str) -> int:
-    """Return when what is at ``path`` was made, in nanoseconds since 1970; 0 if it is not known.
-
-    A symbolic link is not followed. Raise OSError.
-    """
-    found = ctypes.create_string_buffer(_STATX_SIZE)
-    _check(_libc.statx(_CURRENT_FOLDER, os.fsencode(path), _NO_FOLLOW, _BIRTH, found))
-    mask, seconds, nanoseconds = _STATX.unpack_from(found.raw)
-    return seconds * 1_000_000_000 + nanoseconds if mask & _BIRTH else 0
 
 
 def open_folder_here(folder: str, name: str) -> int:

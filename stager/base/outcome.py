@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-#: A user's own files that are named.
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +27,6 @@ class Counts:
     deleted: int = 0
     #: With mode=shard, the bytes of each node's part.
     parts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OwnFiles:
-    """Files in a staged folder on a node that nobody staged, or that were changed since.
-
-    ``names`` are the first few of their paths in the folder.
-    """
-
-    node: str
-    count: int = 0
-    names: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, node: str, names: Sequence[str]) -> OwnFiles:
-        """Return the files with all these ``names``."""
-        return cls(node, len(names), tuple(names[:_MOST_NAMED]))
 
 
 def total(parts: Sequence[Counts]) -> Counts:
@@ -93,13 +74,6 @@ class ItemReport:
     pinned: list[str] = field(default_factory=list)
     #: The source of a copy that was replaced, if that was another one.
     replaced: str = ""
-    #: The rest of an old version beside it, as after a stage that was killed: the nodes that have
-    #: it, by its path.
-    rests: dict[str, list[str]] = field(default_factory=dict)
-    #: The user's own files that a new version of a folder deleted or replaced.
-    lost: list[OwnFiles] = field(default_factory=list)
-    #: Those that were written there during the stage, and are in the new version.
-    kept: list[OwnFiles] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +162,7 @@ class Outcome:
 def _read_item(data: dict[str, Any]) -> ItemReport:
     tree = data["tree"]
     counts = _checked(Counts(**{**tree, "parts": tuple(tree["parts"])})) if tree else None
-    own = {
-        key: [_checked(OwnFiles(**{**one, "names": tuple(one["names"])})) for one in data[key]]
-        for key in ("lost", "kept")
-    }
-    return _checked(ItemReport(**{**data, "tree": counts, **own}))
+    return _checked(ItemReport(**{**data, "tree": counts}))
 
 
 #: The types of the fields that hold plain values, as they are annotated above.
@@ -202,10 +172,6 @@ _VALUES: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: type(value) is bool,
     "float": lambda value: type(value) in (int, float),
     "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
-    "dict[str, list[str]]": lambda value: (
-        type(value) is dict and all(map(_VALUES["list[str]"], value.values()))
-    ),
-    "tuple[str, ...]": lambda value: all(type(one) is str for one in value),
     "tuple[int, ...]": lambda value: all(map(is_integer, value)),
     "dict[str, float]": lambda value: (
         type(value) is dict and all(type(one) in (int, float) for one in value.values())

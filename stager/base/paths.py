@@ -18,8 +18,6 @@ RUN_FOLDER = f"{RUN}/{RUN_NAME}"
 JOBS_FOLDER = f"{RUN_FOLDER}/jobs"
 #: The file in each node's part of a folder, with mode=shard, that lists which node has which file.
 SHARD_LIST = ".stage-shards.tsv"
-#: Where Python keeps what it compiled, and can make again.
-COMPILED_FOLDER = "__pycache__"
 #: The file at the top of every virtual environment of Python.
 VENV_CONFIG = b"pyvenv.cfg"
 #: Where `packaging/install` puts the library that ranks preload, beneath its prefix.

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.errors import Failure, LaunchError
-from stager.base.text import bytes_range, bytes_text, entries_text, listed
+from stager.base.text import bytes_range, bytes_text, listed
 from stager.base.users import name_or_uid
 from stager.cli.absolute import absolute
 from stager.cli.console import complain, say
-from stager.cli.render import failure_lines, nodes_text, own_files_text
+from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
 from stager.copies.upkeep import Action, Command, NodeResult
 from stager.copies.verify import NODE
@@ -53,7 +53,6 @@ def run_action(
     older: int = 0,
     to_free: int = 0,
     dry_run: bool = False,
-    force: bool = False,
     user: int | None = None,
 ) -> int:
     """Do ``action`` on all nodes that ``where`` means; print the results, return the exit code.
@@ -74,7 +73,6 @@ def run_action(
         older=older,
         to_free=to_free,
         dry_run=dry_run,
-        force=force,
         shared_owner=rules.shared_owner,
         job=_own_job(os.environ),
         user=user,
@@ -100,7 +98,6 @@ def _words(command: Command) -> list[str]:
         *(["--older", f"{command.older}s"] if command.older else ()),
         *(["--to-free", f"{command.to_free}B"] if command.to_free else ()),
         *(["--dry-run"] if command.dry_run else ()),
-        *(["--force"] if command.force else ()),
         *command.destinations,
     ]
 
@@ -142,9 +139,8 @@ def _print(
 ) -> None:
     failed = failure_lines(list(failures), job.fold)
     done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
-    own = _own_lines(command, results)
     rest = *_kept_lines(results, dry_run=command.dry_run), *_enough_lines(results)
-    for line in [*_done_lines(command, results, done), *own, *rest]:
+    for line in [*_done_lines(command, results, done), *rest]:
         say(line)
     for line in failed:
         complain(line)
@@ -194,7 +190,8 @@ def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) 
     nodes: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
         for one in result.done:
-            what = "was gone already" if one.gone else done
+            what = f"{done}, but for files of yours," if one.kept else done
+            what = "was gone already" if one.gone else what
             nodes.setdefault((one.destination, what), []).append(name)
     if len(nodes) > _MOST_NAMED and not command.dry_run:
         return [*_sum_lines(results, done)]
@@ -221,24 +218,6 @@ def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
         else:
             size = bytes_text(sum(size for _, size in copies))
             yield f"{count} {done} on {where}: {size} in all"
-
-
-def _own_lines(command: Command, results: Mapping[str, NodeResult]) -> list[str]:
-    """Return which files of the user's own went with evicted folders, or are in verified ones."""
-    nodes: dict[tuple[str, str], list[str]] = {}
-    for name, result in results.items():
-        for one in result.done:
-            if one.own:
-                text = own_files_text(one.own, one.names, dry_run=command.dry_run)
-                if command.action is Action.VERIFY:
-                    was = "was" if one.own == 1 else "were"
-                    names = listed(one.names, of=one.own)
-                    text = f"{entries_text(one.own, one.names)} in it {was} not staged: {names}"
-                nodes.setdefault((one.destination, text), []).append(name)
-    return [
-        f"{path}: note: on {nodes_text(names, job.fold)}, {text}"
-        for (path, text), names in nodes.items()
-    ]
 
 
 def _kept_lines(results: Mapping[str, NodeResult], *, dry_run: bool) -> list[str]:

@@ -41,8 +41,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
         WHICH_NODES,
         codes=(2, 3, 5, 6, 7, 8, 9),
         own={
-            3: "DST is pinned or changed or has files of yours, or the site's rules forbid it",
-            7: "something else is at DST, or is written into it",
+            3: "DST is pinned, or the site's rules forbid it",
+            7: "something else is at DST, or it was changed",
             9: "a job uses DST, or it is being staged or evicted",
         },
     )
@@ -65,20 +65,18 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     "free enough.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
-@click.option("--force", is_flag=True, help="Delete copies with the files of yours in them.")
 @user_option
 @node_options
 @json_option
 def evict(
-    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool, force: bool,
+    destinations: tuple[str, ...], older: str, to_free: str, dry_run: bool,
     user: str | None, where: NodeOptions, as_json: bool,
 ) -> int:  # fmt: skip
     """Delete your copies from the disks of the nodes.
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
-    running job are kept, also with --force. (By DST, a job may delete what `stagectl stage` alone
-    staged in it.) Copies with files of yours in them, added or changed after staging, are deleted
-    only with --force. The sources on shared storage are not touched.
+    running job are kept. (By DST, a job may delete what `stagectl stage` alone staged in it.) Files
+    that you added or changed there stay. The sources on shared storage are not touched.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
@@ -92,7 +90,6 @@ def evict(
         older=_seconds(older) if older else 0,
         to_free=_bytes(to_free) if to_free else 0,
         dry_run=dry_run,
-        force=force,
         user=whose(user),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.slow import far_below
-from stager.base.text import bytes_text, files_text, listed, rate_text, seconds_text
+from stager.base.text import bytes_text, files_text, rate_text, seconds_text
 from stager.cli.tables import table
 
 if TYPE_CHECKING:
@@ -101,33 +101,13 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
 
 
 def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
-    """Yield what became of a user's own files on which nodes, as a copy was replaced."""
-    nodes: dict[str, list[str]] = {}
-    for one in (one for one in item.lost if one.count):
-        files = own_files_text(one.count, one.names, dry_run=False)
-        nodes.setdefault(f", {files}", []).append(one.node)
-    named = {one.node for one in item.lost}
-    if others := [node for node in item.changed if node not in named]:
-        nodes[", 1 file that was not staged, or was changed since, was replaced"] = others
+    """Yield what a user is told of the old copies that were replaced."""
     if item.replaced:
         yield f"{item.destination}: note: a copy of {item.replaced} was replaced"
-    for rest, where in item.rests.items():
+    if item.changed:
         yield (
-            f"{item.destination}: note: on {nodes_text(where, fold)}, {rest} looks like the rest "
-            "of an old version; delete it when you have looked through it"
-        )
-    for what, where in nodes.items():
-        yield (
-            f"{item.destination}: note: on {nodes_text(where, fold)}{what}; write what you want "
-            "to keep elsewhere"
-        )
-    kept: dict[str, list[str]] = {}
-    for one in item.kept:
-        kept.setdefault(listed(one.names, of=one.count), []).append(one.node)
-    for names, where in kept.items():
-        yield (
-            f"{item.destination}: note: on {nodes_text(where, fold)}, what was written there "
-            f"during the stage was kept: {names}"
+            f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what was not staged, "
+            "or was changed since, was replaced; write what you want to keep elsewhere"
         )
 
 
@@ -140,15 +120,6 @@ def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
             f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what is yours there "
             "would be deleted, because of the option replace"
         )
-
-
-def own_files_text(count: int, names: Sequence[str], *, dry_run: bool) -> str:
-    """Return what becomes of ``count`` files in a folder that the user had made or changed."""
-    from stager.copies.own import count_text  # not needed where there are none
-
-    was = "was" if count == 1 else "were"
-    gone = "would be" if dry_run else was
-    return f"{count_text(count, names)} {gone} deleted: {listed(names, of=count)}"
 
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:

@@ -10,16 +10,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stager.base.options import Lifetime
-from stager.copies.own import HoldsOwnError, find_own, is_copy
-from stager.copies.removal import is_removable, may_be_removed
 from stager.disk.files import facts_beneath
 from stager.disk.jobs import jobs_are_known
 from stager.disk.reader import BLOCK
+from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from stager.copies.reading import Reading
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
@@ -32,8 +30,6 @@ class Held(StrEnum):
     #: Root does not mark the jobs of this node.
     PERHAPS_IN_USE = "perhaps in use"
     WANTED = "needed by this job"
-    #: See `own`.
-    OWN = "holds files of the user's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +90,10 @@ def size_on_disk(cache: Cache, path: str, record: Record) -> int:
         there = facts_beneath(cache.root, path)
     except OSError:
         return 0
-    if record.tree:
-        return record.tree.allocated if is_copy(cache, record, path, there) else 0
-    if not may_be_removed(record, there):
+    if not is_ours(there, record):
         return 0
+    if record.tree:
+        return record.tree.allocated
     return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
 
 
@@ -138,19 +134,3 @@ def held_names(held: Iterable[Candidate]) -> str:
 
     largest = sorted(held, key=lambda one: (-one.size, one.destination))
     return listed([f"{one.destination} ({one.held})" for one in largest])
-
-
-def holds_own(one: Candidate, disk: str, reading: Reading) -> bool:
-    """Return whether a user's own files would be deleted with the copy.
-
-    Those that ``reading`` skips do not count.
-    """
-    path = f"{disk}{one.destination}"
-    if not is_removable(one.cache, one.record, path):
-        return False
-    skipped = reading.skipped
-    try:
-        own = find_own(one.cache, one.record, path, reading)
-    except HoldsOwnError:  # it may, but cannot be looked through
-        return True
-    return len(own) > reading.skipped - skipped

@@ -17,12 +17,8 @@ from stager.copies.evict import (
     choose,
     find_candidates,
     held_names,
-    holds_own,
-    oldest,
 )
-from stager.copies.own import HoldsOwnError
-from stager.copies.reading import Reading
-from stager.copies.removal import SetAsideError, remove
+from stager.copies.removal import remove
 from stager.disk.files import existing_folder_above, stage_errors
 from stager.disk.locks import Locks
 
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
     from stager.disk.cache import Cache
     from stager.request.items import Space
 
-#: Bytes that are read to tell in an error which copies hold changed files: the job waits for it.
-_MOST_READ = 1 << 30
 #: Bytes that a stage needs beside its copies, which may be of those that the site keeps free: a few
 #: blocks for records, for the folders above the copies, and for the filesystem's own notes.
 _BESIDE = 64 << 10
@@ -218,11 +212,6 @@ def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
         remedies.append("unpin copies (stagectl unpin DST)")
     if Held.PERHAPS_IN_USE in reasons:
         remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
-    if Held.OWN in reasons:
-        remedies.append(
-            "move your files out of those copies, or delete these with your files (stagectl evict "
-            "--force DST)"
-        )
     if Held.IN_USE in reasons:
         remedies.append("wait until the jobs that use copies have ended")
     return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
@@ -294,8 +283,6 @@ class RoomPlan:
         self._replaced = [
             _replaced_by(needed[one.destination], one) for one in found if one.destination in needed
         ]
-        self._looked_into: set[tuple[Cache, str]] = set()
-        self._reading = Reading()
         self._candidates = {
             (one.cache, one.destination): (
                 replace(one, held=Held.WANTED) if one.destination in wanted else one
@@ -307,22 +294,9 @@ class RoomPlan:
         }
 
     def plan(self) -> list[Candidate]:
-        """Return the copies to remove. Raise SpaceError if there is too little room.
-
-        Only those are looked into for a user's own files that would be removed. If there is too
-        little room, the others are, too, as far as that is quick, so that the error counts no copy
-        that stays.
-        """
+        """Return the copies to remove. Raise SpaceError if there is too little room."""
         self._check_memory()
-        while True:
-            try:
-                chosen = self._choose()
-            except SpaceError:
-                if not self._hold_own(oldest(self._candidates.values()), Reading(_MOST_READ)):
-                    raise
-            else:
-                if not self._hold_own(chosen, self._reading):
-                    return chosen
+        return self._choose()
 
     def _check_memory(self) -> None:
         """Raise SpaceError if the copies would take more memory than the job may.
@@ -341,20 +315,6 @@ class RoomPlan:
                 f"{bytes_text(left)} left of what the job may take on this node; ask for more by "
                 "--mem, or stage less"
             )
-
-    def _hold_own(self, copies: Iterable[Candidate], reading: Reading) -> bool:
-        """Hold those ``copies`` that hold a user's own files. Return whether there are any."""
-        holders = [one for one in copies if self._holds_own(one, reading)]
-        for one in holders:
-            self._hold(one, Held.OWN)
-        return bool(holders)
-
-    def _holds_own(self, one: Candidate, reading: Reading) -> bool:
-        key = one.cache, one.destination
-        if key not in self._looked_into:
-            self._looked_into.add(key)
-            return holds_own(one, self._disk, reading)
-        return False
 
     def _hold(self, one: Candidate, why: Held) -> None:
         self._candidates[one.cache, one.destination] = replace(one, held=why)
@@ -391,12 +351,8 @@ class RoomPlan:
         try:
             with ExitStack() as stack:
                 locks = locks or stack.enter_context(closing(Locks(one.cache)))
-                gone = remove(one.cache, locks, self._disk, one.destination, reading=self._reading)
+                gone = remove(one.cache, locks, self._disk, one.destination)
                 return None if gone else Held.IN_USE
-        except HoldsOwnError:  # since it was looked into
-            return Held.OWN
-        except SetAsideError:  # nobody else tells the user
-            raise
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
             return Held.IN_USE

@@ -20,10 +20,10 @@ from stager.base.memory import room_in_memory
 from stager.base.mounts import stranger_at
 from stager.base.node import users_of
 from stager.base.numbers import is_integer
-from stager.copies.own import is_copy
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import facts_beneath, opened
 from stager.disk.jobs import jobs_using
+from stager.disk.record import is_ours
 from stager.source.location import is_url
 from stager.source.posix import version_of
 
@@ -317,7 +317,7 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
     except OSError:
         return "gone"
     is_linked = record.tree is None and there.st_nlink != 1
-    if is_linked or not is_copy(cache, record, disk + record.destination, there):
+    if is_linked or not is_ours(there, record):
         return "changed"
     if record.is_damaged:
         return "damaged"

@@ -28,6 +28,7 @@ from stager.disk.files import (
     not_a_folder,
     opened,
     opened_beneath,
+    read_back,
     stage_errors,
     who_could_replace,
 )
@@ -88,7 +89,7 @@ class Survey:
     files: int = 0
     #: The split that a current part of a folder belongs to.
     split: str = ""
-    #: Whether there are files of the user's own, which the option replace lets the stage destroy.
+    #: Whether something of the user's own is there, which ``replace`` lets the stage destroy.
     changed: bool = False
     #: With lifetime=job: whether the copy stays all the same, as it is kept for later jobs, or
     #: as it is pinned.
@@ -98,8 +99,6 @@ class Survey:
     jobs: tuple[int, ...] = ()
     #: The source of the copy there, which is not current, if that is another one.
     replaces: str = ""
-    #: The path of the rest of an old version beside it, as after a stage that was killed.
-    rest: str = ""
     #: Who else could replace the copy, and by which folder, as the user is told.
     open_to: str = ""
 
@@ -149,9 +148,20 @@ def _is_own(path: str, there: os.stat_result, source: SourceFacts, record: Recor
         return False
     if record is None:
         return True
-    from stager.copies.own import is_same_file  # not needed where a copy is current or absent
+    return not has_same_bytes(path, there, record)
 
-    return not is_same_file(path, there, record)
+
+def has_same_bytes(path: str, there: os.stat_result, record: Record) -> bool:
+    """Return whether what is ``there`` has the bytes of the staged file, whatever its time."""
+    if is_ours(there, record):
+        return True
+    copy = record.copy_facts
+    alike = (there.st_size, there.st_uid) == (copy.size, copy.owner)
+    if record.tree or not alike or not stat.S_ISREG(there.st_mode):
+        return False
+    with suppress(OSError):
+        return read_back(path) == record.digest
+    return False
 
 
 def check_contents(path: str, source: SourceFacts, record: Record | None, digest: str) -> None:
@@ -163,13 +173,10 @@ def check_contents(path: str, source: SourceFacts, record: Record | None, digest
     there = _lstat_or_none(path)
     if not (there and _is_alike(there, source)) or (record and is_ours(there, record)):
         return
-    from stager.copies.own import is_same_file  # not needed where a copy is current or absent
-    from stager.copies.reading import Reading
-
-    if record and is_same_file(path, there, record):
+    if record and has_same_bytes(path, there, record):
         return
     with suppress(OSError):
-        if Reading().digest(path) == digest:
+        if read_back(path) == digest:
             return
     raise _would_overwrite(path, there, record, Reason.NOT_RECORDED)
 

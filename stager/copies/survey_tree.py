@@ -1,8 +1,8 @@
 """Survey one node for a folder: is its copy current, and what would a new one replace?
 
-A tree is current if the listing of its source is as recorded, and so is every entry of the copy,
-but for what programs have added in ``__pycache__`` and other caches. For that all of the copy is
-statted, and nothing of it is read but the tags of such caches.
+A tree is current if the listing of its source is as recorded, and so is every entry of the copy
+that the record names. For that each of these is statted, and nothing is read. What else is in the
+copy is its user's: it is not looked for.
 """
 
 from __future__ import annotations
@@ -12,35 +12,28 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.base.errors import DestinationError, StageError
+from stager.base.errors import DestinationError
 from stager.base.options import Mode, Validate
-from stager.copies.own import (
-    HoldsOwnError,
-    find_own,
-    has_new_caches_alone,
-    is_copy,
-    is_same_file,
-    own_text,
-    them,
-)
 from stager.copies.survey import (
     Reason,
     Survey,
     check_folder,
     check_trees_above,
     damage,
+    has_same_bytes,
     made_differently,
     or_other_source,
     own_lstat,
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
 from stager.disk.permissions import is_too_open, unpacked_mode
+from stager.disk.record import is_ours
 from stager.tree.listing import Kind, text_of
-from stager.tree.table import Table, as_copy
-from stager.tree.walk import walk
+from stager.tree.table import Table
+from stager.tree.update import State, in_the_way, look
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import MutableMapping
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record, TreeFacts
@@ -48,16 +41,35 @@ if TYPE_CHECKING:
     from stager.source.facts import Source
 
 
-class Walked(NamedTuple):
-    """A folder at a destination as it was walked: its digest, to compare with that in its record,
-    and by inode the path in it of each folder, that of itself being empty.
+class Standing(NamedTuple):
+    """What is in the copy of a folder by its ``table``: a `State` for each row of this.
 
-    The digest is empty if it was not asked for or the folder cannot be walked; then ``folders`` may
-    be None, not known.
+    ``digest`` is that of the table; empty if that cannot be read, and nothing is known of the copy.
     """
 
-    digest: str = ""
-    folders: Mapping[int, bytes] | None = None
+    digest: str
+    table: Table
+    states: bytes
+
+    @property
+    def changed(self) -> list[str]:
+        """What was staged, and its user has changed since."""
+        paths = self.table.source.paths
+        return [text_of(paths[row]) for row, one in enumerate(self.states) if one == State.CHANGED]
+
+
+def standing_of(path: str, cache: Cache, record: Record | None) -> Standing | None:
+    """Return how the copy of a folder at ``path`` is now; None if there is none."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return None
+    if not (record and record.tree and is_ours(there, record)):
+        return None
+    table = Table.load(cache, record)
+    if table is None:
+        return Standing("", Table.empty(), bytes(1))
+    return Standing(record.tree.table_digest, table, look(path, table))
 
 
 def survey_tree(
@@ -66,53 +78,49 @@ def survey_tree(
     source: Source,
     cache: Cache,
     node: str,
-    walked: MutableMapping[str, Walked],
+    standings: MutableMapping[str, Standing],
 ) -> Survey:
     """Return what this node holds at ``path``, the place of the folder of ``item``.
 
-    ``walked`` has the destinations that were walked already. For one whose copy is not current it
-    gets the folders that are there when that is looked through: a new tree may replace these.
+    ``standings`` has those of destinations that were looked at already, and gets this one's.
 
-    Raise DestinationError if nothing can be put at ``path``, or if files of the user's own would be
-    lost without the option ``replace``.
+    Raise DestinationError if nothing can be put at ``path``, or if a file that the user changed
+    would be lost without the option ``replace``.
     """
     there = own_lstat(path)
     check_folder(existing_folder_above(path), cache)
     check_trees_above(item, path, cache)
+    if cache.is_updating(item.destination):  # in a dry run; a stage finishes that
+        return Survey(node, Reason.COPY_CHANGED, "")
     record = cache.load(item.destination)
     tree = record.tree if record else None
     reason = or_other_source(item, record, judge_tree(item, source, record, there))
-    if not reason and record and tree:
-        if item.destination not in walked:
-            walked[item.destination] = walk_copy(path)
-        is_same = walked[item.destination].digest == tree.copy_digest
-        if not is_same and not has_new_caches_alone(cache, record, path):
-            reason = Reason.COPY_CHANGED
+    known = standings.get(item.destination)
+    if not (known and tree and known.digest == tree.table_digest):
+        known = standing_of(path, cache, record)
+    if known is None:
+        standings.pop(item.destination, None)
+        is_own = check_place(item, path, there, cache)
+        return Survey(node, reason or Reason.REPLACED, "", changed=is_own)
+    standings[item.destination] = known
+    changed = known.changed
+    if changed and not item.options.replace:
+        raise in_the_way(item.destination, changed)
+    if any(known.states) or not known.digest:
+        reason = reason or Reason.COPY_CHANGED
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
-        is_own = _check_loss(item, path, there, cache, record)
-        before = walked.get(item.destination)
-        try:
-            own, folders = _look_through(path, there, cache, record, before)
-        except HoldsOwnError as error:
-            if not item.options.replace:
-                raise _might_delete(item.destination, error) from None
-            own, folders = [error.unread], None
-        walked[item.destination] = Walked(folders=folders)
-        if own and not item.options.replace:
-            raise _would_delete(item.destination, own)
-        return Survey(node, reason, "", changed=is_own or bool(own))
+        return Survey(node, reason, "", changed=bool(changed))
     return Survey(node, None, record.digest, tree.files, split=tree.split)
 
 
-def _check_loss(
-    item: StageItem, path: str, there: os.stat_result | None, cache: Cache, record: Record | None
-) -> bool:
-    """Return whether a plain file of the user's own is there, which may be replaced.
+def check_place(item: StageItem, path: str, there: os.stat_result | None, cache: Cache) -> bool:
+    """Return whether a plain file of the user's own is ``there``, which may be replaced.
 
-    Raise DestinationError if a new tree would replace something else that nobody staged.
+    Raise DestinationError if a new folder would replace something else that nobody staged.
     """
-    is_own = bool(there and not is_replaceable(path, there, cache, record))
+    record = cache.load(item.destination)
+    is_own = bool(there and not _is_replaceable(path, there, record))
     if there and is_own:
         is_file = stat.S_ISREG(there.st_mode)
         if not (is_file and item.options.replace):
@@ -142,54 +150,13 @@ def _change(there: os.stat_result, record: Record | None) -> str:
     return "that was not staged"
 
 
-def _would_delete(destination: str, own: list[str]) -> DestinationError:
-    kept = "it is" if len(own) == 1 else "they are"
-    return DestinationError(
-        f"{destination} holds {own_text(own)}; {kept} kept: move {them(own)} "
-        "elsewhere, choose another destination, or add the option replace"
-    )
-
-
-def _might_delete(destination: str, error: HoldsOwnError) -> DestinationError:
-    return DestinationError(
-        f"{destination} {error.why}; what is yours in it is kept: {error.remedy}, "
-        "choose another destination, or add the option replace"
-    )
-
-
-def _look_through(
-    path: str,
-    there: os.stat_result | None,
-    cache: Cache,
-    record: Record | None,
-    before: Walked | None,
-) -> tuple[list[str], Mapping[int, bytes] | None]:
-    """Return the user's own files in the staged folder at ``path``; see `own.find_own`.
-
-    Return, too, the folders as `Walked` has them.
-    """
-    if there is None or not stat.S_ISDIR(there.st_mode):
-        return [], {}
-    if record is None or record.tree is None:  # it is empty
-        return [], {there.st_ino: b""}
-    if before and before.digest == record.tree.copy_digest:
-        return [], before.folders
-    folders: dict[int, bytes] = {}
-    own = find_own(cache, record, path, folders=folders)
-    return own, folders or None
-
-
-def is_replaceable(path: str, there: os.stat_result, cache: Cache, record: Record | None) -> bool:
-    """Return whether what is ``there`` was staged, or is an empty folder.
-
-    A staged folder may hold files of the user's own all the same, even nothing else.
-    """
-    with suppress(PermissionError):
-        if stat.S_ISDIR(there.st_mode) and not os.listdir(path):
-            return True
-    if record and not record.tree:
-        return is_same_file(path, there, record)
-    return record is not None and is_copy(cache, record, path, there)
+def _is_replaceable(path: str, there: os.stat_result, record: Record | None) -> bool:
+    """Return whether what is ``there`` is a file that was staged, or an empty folder."""
+    if stat.S_ISDIR(there.st_mode):
+        with suppress(PermissionError):
+            return not os.listdir(path)
+        return False
+    return bool(record and not record.tree and has_same_bytes(path, there, record))
 
 
 def judge_tree(
@@ -233,16 +200,6 @@ def _is_too_open(item: StageItem, source: Source, there: os.stat_result) -> bool
     if item.options.extract:
         mode = unpacked_mode(stat.S_IMODE(there.st_mode), mode)
     return is_too_open(there, mode, source.group)
-
-
-def walk_copy(path: str) -> Walked:
-    """Return what is in the folder at ``path`` now."""
-    folders: dict[int, bytes] = {}
-    try:
-        copy = walk(path, holes=False, folders=folders)
-    except (OSError, StageError):
-        return Walked()
-    return Walked(as_copy(copy).digest(), folders)
 
 
 def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:

@@ -14,18 +14,13 @@ import os
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from shlex import quote
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
 from stager.base.errors import StageError
-from stager.base.log import log
 from stager.base.options import Lifetime
 from stager.copies import evict, removal
-from stager.copies.own import HoldsOwnError, count_text
-from stager.copies.reading import Reading
-from stager.copies.removal import SetAsideError
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.jobs import figures_of, remove_files, uses_of
 from stager.disk.locks import Locks
@@ -39,24 +34,9 @@ if TYPE_CHECKING:
     from stager.disk.record import Record
     from stager.root.rules import Rules
 
-#: Bytes that are read to find out whether files that have another time were changed: root waits 10
-#: s for all of the clean-up. A copy with more of them stays, and its user can evict it.
-_MOST_READ = 1 << 30
 #: Seconds in which a command of the user, or the clean-up of another job that ends now, may have a
 #: copy; and between looks.
 _TURNS, _PAUSE = 2.0, 0.02
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How copies are removed: whether syslog is told of one that stays, and what may be read.
-
-    ``unread`` are the copies of which more would have had to be read.
-    """
-
-    syslog: bool
-    reading: Reading
-    unread: set[str] = field(default_factory=set)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,10 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write("{}\n")
         return 0
     rules = read_rules(options.config)
-    way = _Way(rules.syslog, Reading(_MOST_READ))
     caches = dict(_caches(rules))
     answer: dict[str, object] = {
-        "removed": sum(_clean_up(cache, destinations, way) for cache in caches.values())
+        "removed": sum(_clean_up(cache, destinations) for cache in caches.values())
     }
     if options.job:
         answer["figures"] = figures
@@ -87,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         may_go = sorted(
             evict.oldest(evict.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
         )
-        answer["evicted"], others = _evict(cache, may_go, options.oldest, options.free, way)
+        answer["evicted"], others = _evict(cache, may_go, options.oldest, options.free)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
         if options.usage and answer["evicted"]:
             usage[options.root] = _usage(cache)
@@ -118,7 +97,7 @@ def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
             yield root, look_for_cache(root, uid, shared=True)
 
 
-def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
+def _clean_up(cache: Cache, destinations: Collection[str]) -> int:
     """Remove partial files, and copies with lifetime=job that no job uses. Return their number.
 
     ``destinations`` are what a job used that has ended.
@@ -127,7 +106,7 @@ def _clean_up(cache: Cache, destinations: Collection[str], way: _Way) -> int:
         cache.sweep()
     records = [cache.load(destination) for destination in destinations]
     ended = [one.destination for one in records if one and _is_for_job(one)]
-    removed = _remove(cache, ended, way) + _remove(cache, _unnoticed(cache), way)
+    removed = _remove(cache, ended) + _remove(cache, _unnoticed(cache))
     in_use = cache.in_use() if destinations else ()
     for destination in destinations:  # a stage that was killed has left folders, too
         remove_parents(cache, destination, in_use)
@@ -143,11 +122,10 @@ def _unnoticed(cache: Cache) -> list[str]:
     return [copy.destination for copy in copies if copy.may_go]
 
 
-def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
+def _remove(cache: Cache, destinations: Sequence[str]) -> int:
     """Remove those copies that can be removed. Return their number.
 
-    One that is pinned, or has files of the user's own, stays, without lifetime=job; with it, one
-    that takes too long to look through.
+    One that is pinned stays, without lifetime=job.
     """
     removed = 0
     if destinations:
@@ -157,7 +135,7 @@ def _remove(cache: Cache, destinations: Sequence[str], way: _Way) -> int:
             for destination in destinations:
                 with suppress(OSError, StageError):
                     _await_turn(locks, destination, deadline)
-                    is_removed = _remove_one(cache, locks, destination, way)
+                    is_removed = _remove_one(cache, locks, destination)
                     removed += is_removed
                     if not is_removed and _is_pinned(cache, destination):
                         _keep(cache, locks, destination)
@@ -179,13 +157,12 @@ def _is_pinned(cache: Cache, destination: str) -> bool:
 
 
 def _evict(
-    cache: Cache, copies: Sequence[Candidate], count: int, goal: float, way: _Way
+    cache: Cache, copies: Sequence[Candidate], count: int, goal: float
 ) -> tuple[int, Sequence[Candidate]]:
     """Evict the first ``count`` copies that can be. Return their number, and the copies behind.
 
-    One with files of the user's own stays, and the next one is taken instead. Stop as soon as the
-    disk has ``goal`` more bytes free, as it says itself: what a copy frees may be less than its
-    size.
+    Stop as soon as the disk has ``goal`` more bytes free, as it says itself: what a copy frees may
+    be less than its size.
     """
     removed = at = 0
     before = _free(cache)
@@ -193,13 +170,9 @@ def _evict(
         with closing(Locks(cache)) as locks:
             while count and at < len(copies) and _free(cache) - before < goal:
                 at += 1
-                try:
-                    removed += _remove_one(cache, locks, copies[at - 1].destination, way)
-                except HoldsOwnError:
-                    continue
-                except (OSError, StageError):
-                    pass
                 count -= 1
+                with suppress(OSError, StageError):
+                    removed += _remove_one(cache, locks, copies[at - 1].destination)
     except StageError:  # without the lock file, as on a read-only disk, nothing can be removed
         at = count
     return removed, copies[at:]
@@ -211,34 +184,9 @@ def _free(cache: Cache) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _remove_one(cache: Cache, locks: Locks, destination: str, way: _Way) -> bool:
+def _remove_one(cache: Cache, locks: Locks, destination: str) -> bool:
     """Remove a copy. Return whether it could be. Raise as `removal.remove` does."""
-    skipped = way.reading.skipped
-    try:
-        return removal.remove(cache, locks, "", destination, reading=way.reading) is not None
-    except SetAsideError as error:
-        if way.syslog:
-            log(error.message)
-        raise
-    except HoldsOwnError as error:
-        own = len(error.files) - (way.reading.skipped - skipped)
-        if not (own or error.unread):
-            _tell_unread(cache, destination, way)
-        elif _keep(cache, locks, destination) and way.syslog:
-            why = error.why if error.unread else f"it holds {count_text(own, error.files)}"
-            log(f"{destination} stays after its job: {why}")
-        raise
-
-
-def _tell_unread(cache: Cache, destination: str, way: _Way) -> None:
-    """Tell syslog once of a copy with lifetime=job that could not be looked through."""
-    record = cache.load(destination)
-    if record and _is_for_job(record) and way.syslog and destination not in way.unread:
-        log(
-            f"{destination} stays after its job: to find out whether its files were changed takes "
-            f"longer than the clean-up may; remove it: stagectl evict {quote(destination)}"
-        )
-    way.unread.add(destination)
+    return removal.remove(cache, locks, "", destination) is not None
 
 
 def _keep(cache: Cache, locks: Locks, destination: str) -> bool:

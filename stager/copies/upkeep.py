@@ -29,8 +29,7 @@ from stager.base.numbers import is_integer
 from stager.base.text import bytes_text
 from stager.base.users import name_or_uid
 from stager.copies import evict, removal
-from stager.copies.own import HoldsOwnError, find_own
-from stager.copies.reading import Reading
+from stager.copies.update import finish
 from stager.copies.verify import as_mended, delete_command, fault_of
 from stager.disk.cache import Cache, look_for_cache
 from stager.disk.files import as_stage_error
@@ -59,8 +58,6 @@ class Action(StrEnum):
 
 #: Why what is at the path of a copy stays, though its record goes.
 _FORGOTTEN = "not the copy, which is gone"
-#: Files of the user's own that are named of each folder.
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,6 @@ class Command:
     #: Evict until so many bytes are free on each disk.
     to_free: int = 0
     dry_run: bool = False
-    #: Evict copies also if files of the user's own are deleted with them.
-    force: bool = False
     #: Show the status of all users' copies.
     everyone: bool = False
     #: The uid of the account that stages beneath ``shared_roots``.
@@ -125,17 +120,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A copy that the action was done to, and its bytes. One to evict may have been ``gone``.
-
-    Of a folder that was evicted or verified also the number of files in it that the user had made
-    or changed, and the paths of the first few.
+    """A copy that the action was done to, and its bytes. One to evict may have been ``gone``, and
+    the folder be ``kept`` for what is the user's own in it.
     """
 
     destination: str
     size: int
-    own: int = 0
-    names: tuple[str, ...] = ()
     gone: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +142,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """A copy that was not evicted with others, and why: an `evict.Held`, and the files if it holds
-    the user's own.
-    """
+    """A copy that was not evicted with others, and why: an `evict.Held`."""
 
     destination: str
     why: str
@@ -185,16 +175,15 @@ class NodeResult:
     def from_wire(cls, data: dict[str, Any]) -> NodeResult:
         """Return the result that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
         result = cls(
-            [Done(**{**one, "names": tuple(one["names"])}) for one in data["done"]],
+            [Done(**one) for one in data["done"]],
             [Refused(**one) for one in data["refused"]],
             [Stays(**one) for one in data["stay"]],
             [Enough(**one) for one in data["enough"]],
         )
         if not (
             all(type(one.destination) is str for one in result.done)
-            and all(is_integer(count) for one in result.done for count in (one.size, one.own))
-            and all(type(name) is str for one in result.done for name in one.names)
-            and all(type(one.gone) is bool for one in result.done)
+            and all(is_integer(one.size) for one in result.done)
+            and all(type(one.gone) is type(one.kept) is bool for one in result.done)
             and all(one.code in range(1, 10) for one in result.refused)
             and all(
                 type(text) is str for one in result.refused for text in (one.message, one.absent)
@@ -242,7 +231,6 @@ class _Run:
         self._disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
-        self._reading = Reading()
         self._own, self._of_site = _caches(command, disk)
         self.result = NodeResult()
         if command.action is Action.EVICT:  # what killed stages left takes room, too
@@ -339,6 +327,8 @@ class _Run:
         if fault.text and cache in self._own:
             # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
             with self._locked(cache, record.destination):
+                if cache.is_updating(record.destination):
+                    finish(cache, f"{self._disk}{record.destination}", record.destination)
                 now = cache.load(record.destination)
                 if now is None:
                     return  # evicted meanwhile
@@ -353,7 +343,7 @@ class _Run:
             with suppress(StageError), self._locked(cache, record.destination):
                 if cache.load(record.destination) == record:
                     cache.save(as_mended(cache, record))  # by its user
-        self._note(record.destination, record.copy_facts.size, fault.own)
+        self._note(record.destination, record.copy_facts.size)
 
     def _evict(self, cache: Cache, record: Record) -> None:
         destination = record.destination
@@ -368,28 +358,23 @@ class _Run:
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
         path = f"{self._disk}{destination}"
         size, gone = evict.size_on_disk(cache, path, record), not os.path.lexists(path)
-        is_copy = removal.is_removable(cache, record, path)
+        is_copy = removal.is_copy(record, path)
         if self._command.dry_run and not is_copy:
             raise IntegrityError(
-                f"{destination} was replaced by something else, so it would not be deleted"
+                f"{destination} was changed or replaced, so it would not be deleted"
             )
-        files = self._remove(cache, record, own)
-        if files is None:
+        if not self._remove(cache, record, own):
             raise self._busy(cache, destination)
-        if not self._command.dry_run and os.path.lexists(path):
-            if is_copy:
-                raise IntegrityError(
-                    f"{destination} was deleted, except what a program wrote into it meanwhile"
-                )
+        if not is_copy:
             text = (
-                f"{destination} was replaced by something else, so it was not deleted, and "
-                "slurm-stage no longer manages it"
+                f"{destination} was changed or replaced, so it was not deleted, and slurm-stage no "
+                "longer manages it"
             )
             if self._command.user is None:  # root deletes nothing of what a user put there
                 command = delete_command(destination)
                 text = f"{text}; if you do not need it, delete it there: {command}"
             raise IntegrityError(text)
-        self._note(destination, size, files, gone=gone)
+        self._note_evicted(destination, size, gone=gone)
 
     def _free_disk(self, caches: list[Cache]) -> None:
         """Evict copies of ``caches``, which are on one disk.
@@ -404,7 +389,7 @@ class _Run:
             self.result.enough.append(Enough(root, free))
             return
         candidates = [one for cache in caches for one in evict.find_candidates(cache, self._disk)]
-        chosen = self._choose(candidates, lacking)
+        chosen = evict.choose(candidates, lacking)
         freed = sum(one.size for one in chosen)
         if freed < lacking:
             held = [one for one in candidates if one.held]
@@ -417,22 +402,6 @@ class _Run:
             )
         self._evict_all(chosen)
 
-    def _choose(self, candidates: list[Candidate], lacking: int) -> list[Candidate]:
-        """Return the copies to evict for ``lacking`` bytes, and mark those that may not be."""
-        looked_into: set[str] = set()
-        while True:
-            chosen = evict.choose(candidates, lacking)
-            new = [one for one in chosen if one.destination not in looked_into]
-            holders = [] if self._command.force else self._holders(new)
-            if not holders:
-                return chosen
-            looked_into |= {one.destination for one in new}
-            for one in holders:
-                candidates[candidates.index(one)] = replace(one, held=evict.Held.OWN)
-
-    def _holders(self, chosen: Iterable[Candidate]) -> list[Candidate]:
-        return [one for one in chosen if evict.holds_own(one, self._disk, self._reading)]
-
     def _evict_all(self, candidates: Iterable[Candidate]) -> None:
         """Evict those that may go; one that fails does not stop the others."""
         for one in sorted(candidates, key=lambda one: one.destination):
@@ -443,45 +412,23 @@ class _Run:
         why: str = one.held or evict.Held.IN_USE
         path = f"{self._disk}{one.destination}"
         gone = not os.path.lexists(path)
-        is_copy = not one.may_go or removal.is_removable(one.cache, one.record, path)
-        files = None
-        try:
-            files = self._remove(one.cache, one.record) if one.may_go else None
-        except HoldsOwnError as error:
-            why = error.why
-        if files is not None and not is_copy:
-            why, files = _FORGOTTEN, None
-        if files is not None:
-            self._note(one.destination, one.size, files, gone=gone)
+        is_copy = not one.may_go or removal.is_copy(one.record, path)
+        is_done = one.may_go and self._remove(one.cache, one.record)
+        if is_done and is_copy:
+            self._note_evicted(one.destination, one.size, gone=gone)
         else:
-            self.result.stay.append(Stays(one.destination, str(why)))
+            why = _FORGOTTEN if is_done else why
+            self.result.stay.append(Stays(one.destination, why))
 
-    def _remove(self, cache: Cache, record: Record, job: int = 0) -> list[str] | None:
-        """Remove a copy, unless this is a dry run. Return the user's own files that go with it.
+    def _remove(self, cache: Cache, record: Record, job: int = 0) -> bool:
+        """Remove a copy, unless this is a dry run.
 
-        Return None if it is pinned, being staged, or in use by another than ``job``. Raise
-        HoldsOwnError if files of the user's own would go, unless the command has ``force``.
+        Return False if it is pinned, being staged, or in use by another than ``job``.
         """
-        path, force = f"{self._disk}{record.destination}", self._command.force
-        # What is not the copy is kept in any case.
-        is_copy = removal.is_removable(cache, record, path)
-        files: list[str] = []
-        try:
-            files = find_own(cache, record, path, self._reading) if is_copy else []
-        except HoldsOwnError as error:
-            if not force:
-                raise HoldsOwnError(
-                    record, [], self._command.option, unread=error.unread, remedy=error.remedy
-                ) from None
-        if files and not force:
-            raise HoldsOwnError(record, files, self._command.option)
         if self._command.dry_run:
-            return files
+            return True
         locks = self._locks_of(cache)
-        gone = removal.remove(
-            cache, locks, self._disk, record.destination, job, force=force, reading=self._reading
-        )
-        return None if gone is None else files
+        return removal.remove(cache, locks, self._disk, record.destination, job) is not None
 
     def _pin(self, cache: Cache, record: Record) -> None:
         destination = record.destination
@@ -492,11 +439,12 @@ class _Run:
             cache.save(replace(now, pinned=self._command.action is Action.PIN))
         self._note(destination, record.copy_facts.size)
 
-    def _note(
-        self, destination: str, size: int, own: Sequence[str] = (), *, gone: bool = False
-    ) -> None:
-        names = tuple(own[:_MOST_NAMED])
-        self.result.done.append(Done(destination, size, len(own), names, gone))
+    def _note(self, destination: str, size: int) -> None:
+        self.result.done.append(Done(destination, size))
+
+    def _note_evicted(self, destination: str, size: int, *, gone: bool) -> None:
+        kept = not self._command.dry_run and os.path.lexists(f"{self._disk}{destination}")
+        self.result.done.append(Done(destination, size, gone, kept))
 
 
 def _wanted_text(size: int) -> str:

@@ -14,27 +14,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
-from stager.base.errors import StageError
 from stager.base.text import listed
-from stager.copies.own import HoldsOwnError, find_own, is_copy
-from stager.copies.survey_tree import damaged, is_replaceable
+from stager.copies.survey_tree import damaged
 from stager.disk.files import READ_FILE, digest_of, opened
-from stager.tree.listing import text_of
+from stager.disk.record import is_ours
+from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table
-from stager.tree.walk import walk
+from stager.tree.update import State, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from stager.disk.cache import Cache
     from stager.disk.record import Record
 
-#: What to do about a copy that is not what was staged: one that a stage replaces, one that it
-#: replaces only if it is told to, something else that it refuses to replace, and what another
-#: account staged for all users.
+#: What to do about a copy that is not what was staged: one that a stage mends, one that it mends
+#: only if it is told to, something else that it refuses to replace, and what another account staged
+#: for all users.
 _STAGE = "stage it again"
-_REPLACE = "keep what is yours ({}) elsewhere, then stage it again with the option replace"
-_MOVE = "move it{} elsewhere, or delete it there if you do not need it ({}), and stage it again"
+_REPLACE = "keep what you changed ({}) elsewhere, then stage it again with the option replace"
+_MOVE = "move it elsewhere, or delete it there if you do not need it ({}), and stage it again"
 _TELL = "tell the administrator"
 _REPLACED = "the copy was replaced by something else"
 #: What stands for the node's name in a message; `stagectl` knows the name.
@@ -52,36 +49,40 @@ class Fault(NamedTuple):
 
     text: str
     is_damage: bool
-    #: The user's own files in a folder, see `own`.
-    own: Sequence[str] = ()
 
 
 def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
-    """Compare a copy with its record. All of the copy is read."""
+    """Compare a copy with its record. All that was staged is read."""
     path = f"{disk}{record.destination}"
     is_of_site = cache.uid != os.getuid()
-    remedy = _TELL if is_of_site else _MOVE.format("", delete_command(record.destination))
-    own: list[str] = []
+    remedy = _TELL if is_of_site else _STAGE
     try:
         there = os.lstat(path)
-        if not is_of_site and there.st_uid == cache.uid:
-            own = _own(cache, record, path)
-            remedy = _remedy(path, there, cache, record, own)
         if record.tree:
-            fault = _fault_of_tree(path, there, cache, record)
+            fault, changed = _fault_of_tree(path, there, cache, record)
         else:
-            fault = _fault_of_file(path, there, record)
-        if fault and not is_copy(cache, record, path, there):
+            fault, changed = _fault_of_file(path, there, record), list[str]()
+        if stat.S_ISREG(there.st_mode) and not is_ours(there, record):
+            changed = [os.path.basename(path)]
+        if not is_of_site and _is_kept(there, record):
+            remedy = _MOVE.format(delete_command(record.destination))
+        elif not is_of_site and changed:
+            remedy = _REPLACE.format(listed(changed, _MOST_NAMED))
+        if fault and not is_ours(there, record):
             return Fault(f"{fault}; {remedy}", is_damage=False)
-    except HoldsOwnError as error:
-        return Fault(f"the copy cannot be read: {error.unread}; {error.remedy}", is_damage=False)
     except FileNotFoundError:
-        text = f"the copy is gone; {_TELL if is_of_site else _STAGE}"
-        return Fault(text, is_damage=False)
+        return Fault(f"the copy is gone; {remedy}", is_damage=False)
     except OSError as error:
         text = f"the copy cannot be read: {error.strerror}; {remedy}, or use another node"
         return Fault(text, is_damage=error.errno == errno.EIO)  # others may pass
-    return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault), own=own)
+    return Fault(f"{fault}; {remedy}" if fault else "", is_damage=bool(fault))
+
+
+def _is_kept(there: os.stat_result, record: Record) -> bool:
+    """Return whether a stage refuses to replace what is ``there``, whatever its options."""
+    if record.tree:
+        return not (stat.S_ISREG(there.st_mode) or is_ours(there, record))
+    return not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode))
 
 
 def as_mended(cache: Cache, record: Record) -> Record:
@@ -90,39 +91,9 @@ def as_mended(cache: Cache, record: Record) -> Record:
     return replace(record, digest=xxh3_128_hexdigest(table.digests)) if table else record
 
 
-def _own(cache: Cache, record: Record, path: str) -> list[str]:
-    """Return `find_own`. Raise HoldsOwnError if the user may not list the copy."""
-    try:
-        return find_own(cache, record, path)
-    except HoldsOwnError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise
-    return []  # what else is wrong with it is found when its files are read
-
-
 def delete_command(destination: str) -> str:
     """Return the command that deletes what is at ``destination`` on a node."""
     return f"srun -N1 -n1 {NODE} rm -r {quote(destination)}"
-
-
-def _remedy(
-    path: str, there: os.stat_result, cache: Cache, record: Record, own: Sequence[str]
-) -> str:
-    """Return what to do about what is ``there``, which holds the user's ``own`` files."""
-    names = listed(own, _MOST_NAMED) if own else ""
-    if _stage_replaces(path, there, cache, record):
-        return _REPLACE.format(names) if own else _STAGE
-    holding = f" with what is yours in it ({names})" if own and stat.S_ISDIR(there.st_mode) else ""
-    return _MOVE.format(holding, delete_command(record.destination))
-
-
-def _stage_replaces(path: str, there: os.stat_result, cache: Cache, record: Record) -> bool:
-    """Return whether the next stage replaces what is ``there``; see `survey`, `survey_tree`."""
-    if stat.S_ISREG(there.st_mode):
-        return True
-    return (
-        is_replaceable(path, there, cache, record) if record.tree else stat.S_ISLNK(there.st_mode)
-    )
 
 
 def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
@@ -139,45 +110,37 @@ def _fault_of_file(path: str, there: os.stat_result, record: Record) -> str:
     return "the copy is damaged: its bytes differ from its checksum"
 
 
-def _fault_of_tree(path: str, there: os.stat_result, cache: Cache, record: Record) -> str:
-    """Return what is wrong with the copy of a folder. Raise OSError."""
-    if not stat.S_ISDIR(there.st_mode):
-        return _REPLACED
-    if not is_copy(cache, record, path, there):  # not even if it has the same files
-        return _REPLACED
-    return _fault_in_folder(path, cache, record)
+def _fault_of_tree(
+    path: str, there: os.stat_result, cache: Cache, record: Record
+) -> tuple[str, list[str]]:
+    """Return what is wrong with the copy of a folder, and what in it was changed. Raise OSError.
 
-
-def _fault_in_folder(path: str, cache: Cache, record: Record) -> str:
-    """Return what is wrong in a folder; what was added to it is not. Raise OSError."""
-    files = damaged(path, cache, record)
-    table = Table.load(cache, record)
+    What was added to it is not looked at.
+    """
+    if not is_ours(there, record):  # not even if it has the same files
+        return _REPLACED, []
+    table, files = Table.load(cache, record), damaged(path, cache, record)
     if files is None or table is None:
-        return "the list of its files' checksums is missing"
+        return "the list of its files' checksums is missing", []
+    kinds, states = table.source.kinds, look(path, table)
+
+    def names(*wanted: State, links: bool = False) -> list[str]:
+        return [
+            text_of(table.source.paths[row]) or "."
+            for row, state in enumerate(states)
+            if state in wanted and not (links and kinds[row] == Kind.FILE)
+        ]
+
     faults = []
     if files:
         count = "1 file is" if len(files) == 1 else f"{len(files)} files are"
         faults.append(f"{count} missing, or not as staged: {listed(files, _MOST_NAMED)}")
-    try:
-        copy = walk(path, holes=False, specials=True, closed=[])  # the user's own may be closed
-    except StageError as error:
-        faults.append(error.message.partition(";")[0])
-        return "; ".join(faults)
-    if lost := _names(table, table.lost(copy)):
-        faults.append(f"folders or links in it were removed or changed: {lost}")
-    if changed := _names(table, table.with_other_modes(copy), but=frozenset(files)):
-        faults.append(f"permissions in it were changed: {changed}")
-    return "; ".join(faults)
-
-
-def _names(table: Table, rows: Iterable[int], but: frozenset[str] = frozenset()) -> str:
-    """Return the first paths of the ``rows`` as messages name them, ``but`` those named already.
-
-    Return nothing if there are none.
-    """
-    paths = [text_of(table.source.paths[row]) or "." for row in rows]
-    others = [path for path in paths if path not in but]
-    return listed(others, _MOST_NAMED) if others else ""
+    if lost := names(State.GONE, State.CHANGED, links=True):
+        what = listed(lost, _MOST_NAMED)
+        faults.append(f"folders or links in it were removed or changed: {what}")
+    if modes := names(State.MODE):
+        faults.append(f"permissions in it were changed: {listed(modes, _MOST_NAMED)}")
+    return "; ".join(faults), names(State.CHANGED)
 
 
 def _forget_pages(path: str) -> None:

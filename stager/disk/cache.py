@@ -33,7 +33,6 @@ from stager.base.extents import ALIGNMENT
 from stager.base.mounts import stranger_at
 from stager.base.paths import RECORDS_FOLDER
 from stager.base.users import user_name
-from stager.disk import replaced
 from stager.disk.files import (
     OPEN_FOLDER,
     OVERWRITE,
@@ -42,8 +41,6 @@ from stager.disk.files import (
     existing_folder_above,
     facts_beneath,
     kind_of,
-    locked_folder,
-    make_movable,
     name_of,
     opened,
     remove_tree,
@@ -58,7 +55,7 @@ from stager.disk.record import Record, TornError, is_ours
 from stager.disk.unnamed import UnnamedFile, fresh_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
@@ -66,8 +63,9 @@ RECORD_LIMIT = 64 * 1024
 _READ_TRIES, _READ_PAUSE = 10, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
-#: The folder for the records and tables of folders that are about to be published.
-_ANNOUNCED = "announced"
+#: The folders for the records and tables of folders that are about to be published, and of those
+#: that are about to be changed in place, with what is new in them.
+_ANNOUNCED, _UPDATES = "announced", "updates"
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
 
@@ -225,7 +223,8 @@ class Cache:
         """Remove the destination's record and table, if any. Raise DestinationError."""
         for path in (self.record_path(destination), self.table_path(destination)):
             _unlink(path)
-        self._withdraw(destination)
+        self._withdraw(self._announced(destination))
+        self.drop_update(destination)
 
     def table_path(self, destination: str) -> str:
         """Return the path of the table of files (`stager.tree.table`) of a staged folder."""
@@ -233,35 +232,44 @@ class Cache:
 
     def load_table(self, record: Record) -> bytes | None:
         """Return the table that belongs to the record of a folder, or None if it is gone."""
-        for path in (self.table_path(record.destination), self._announced(record.destination)[1]):
+        for path in (
+            self.table_path(record.destination),
+            self._announced(record.destination)[1],
+            self._update(record.destination)[1],
+        ):
             with suppress(OSError, ValueError):
                 text = _read_trusted(path, self._writers(), limit=_TABLE_LIMIT)
                 if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
                     return text
         return None
 
-    def announce_table(self, destination: str, text: bytes) -> str:
+    def announce_table(self, destination: str, text: bytes, *, update: bool = False) -> str:
         """Save the table for `announce`, and return its digest. Raise as `save` does."""
-        _make_folder(f"{self.folder}/{_ANNOUNCED}", 0o755 if self.shared else 0o700)
-        self._replace(self._announced(destination)[1], text)
+        folder = _UPDATES if update else _ANNOUNCED
+        _make_folder(f"{self.folder}/{folder}", 0o755 if self.shared else 0o700)
+        self._replace(f"{self.folder}/{folder}/{_key(destination)}", text)
         return xxhash.xxh3_128_hexdigest(text)
 
-    def announce(self, record: Record) -> None:
+    def announce(self, record: Record, *, update: bool = False) -> None:
         """Save the record of a folder that is about to be published. Raise as `save` does.
 
         It counts from the moment at which the folder is at its destination, also if this process
-        dies then. Until then, the one of what is there counts. The caller has saved its table, and
-        holds the destination's lock.
+        dies then. Until then, the one of what is there counts; with ``update``, until
+        `finish_update`. The caller has saved its table, and holds the destination's lock.
         """
-        self._replace(self._announced(record.destination)[0], record.to_json().encode())
+        places = self._update if update else self._announced
+        self._replace(places(record.destination)[0], record.to_json().encode())
 
     def promote(self, destination: str) -> None:
         """Replace the record by the announced one, whose folder is in place now.
 
         The caller holds the destination's lock. Raise DestinationError.
         """
-        record, table = self._announced(destination)
-        # The table first: it is looked for at both places.
+        self._promote(destination, self._announced(destination))
+
+    def _promote(self, destination: str, announced: tuple[str, str]) -> None:
+        record, table = announced
+        # The table first: it is looked for at all places.
         for old, new in (
             (table, self.table_path(destination)), (record, self.record_path(destination)),
         ):  # fmt: skip
@@ -271,18 +279,53 @@ class Cache:
     def settle(self, destination: str) -> None:
         """Replace the record by the announced one if its folder is in place, else remove that.
 
-        The caller holds the destination's lock. Raise DestinationError.
+        Of an update, remove what was written before it could begin. The caller holds the
+        destination's lock. Raise DestinationError.
         """
-        record, table = self._announced(destination)
-        if not os.path.lexists(record) and not os.path.lexists(table):
-            return
-        if self._published(os.path.basename(record)):
-            self.promote(destination)
-        else:
-            self._withdraw(destination)
+        announced = self._announced(destination)
+        if any(map(os.path.lexists, announced)):
+            if self._published(os.path.basename(announced[0])):
+                self.promote(destination)
+            else:
+                self._withdraw(announced)
+        if not self.is_updating(destination):
+            self._withdraw(self._update(destination))
 
-    def _withdraw(self, destination: str) -> None:
-        for path in self._announced(destination):
+    def is_updating(self, destination: str) -> bool:
+        """Return whether the folder there was being changed in place, and that was not finished."""
+        return os.path.lexists(self.update_path(destination))
+
+    def update_path(self, destination: str) -> str:
+        """Return where what is new in a folder is while it is changed in place.
+
+        As long as it is there, the change has to be finished: `copies.update` does that.
+        """
+        return f"{self.folder}/{_UPDATES}/{_key(destination)}.new"
+
+    def updated(self, destination: str) -> Record | None:
+        """Return the record of a folder that is being changed in place, None if there is none."""
+        with suppress(OSError, ValueError):
+            return self._read(self._update(destination)[0])
+        return None
+
+    def finish_update(self, destination: str) -> None:
+        """Replace the record by that of the folder that was changed. Raise DestinationError."""
+        with stage_errors(self.folder), opened(self.folder, OPEN_FOLDER) as folder:
+            linux.sync_filesystem(folder)  # else the record may outlive a power failure alone
+        self._promote(destination, self._update(destination))
+        self.drop_update(destination)
+
+    def drop_update(self, destination: str) -> None:
+        """Remove what is left of an update. Raise DestinationError."""
+        if self.is_updating(destination):
+            with stage_errors(self.partial):
+                with fresh_name(self.partial) as path:
+                    os.rename(self.update_path(destination), path)
+                remove_tree(path)
+        self._withdraw(self._update(destination))
+
+    def _withdraw(self, paths: tuple[str, str]) -> None:
+        for path in paths:
             _unlink(path)
 
     def _announced(self, destination: str) -> tuple[str, str]:
@@ -290,32 +333,18 @@ class Cache:
         key = _key(destination)
         return f"{self.folder}/{_ANNOUNCED}/{key}.json", f"{self.folder}/{_ANNOUNCED}/{key}"
 
-    def discard(
-        self, name: str, folder: int, remove: Callable[[str], object] = remove_tree
-    ) -> None:
-        """Remove the tree ``name`` from the descriptor ``folder``. Raise OSError.
-
-        It is renamed first, so that no other process finds a part of it; ``remove`` gets its path.
-        """
-        make_movable(name, folder)
-        with locked_folder(name, folder):  # the sweep of another process leaves it alone
-            with fresh_name(self.partial) as path:
-                os.rename(name, path, src_dir_fd=folder)
-            remove(path)
+    def _update(self, destination: str) -> tuple[str, str]:
+        """Return the paths of the record and the table of an update."""
+        key = _key(destination)
+        return f"{self.folder}/{_UPDATES}/{key}.json", f"{self.folder}/{_UPDATES}/{key}"
 
     def sweep(self) -> None:
-        """Remove partial files and trees whose writer has ended; a running one holds a lock.
-
-        What it was about to replace is put beside its old place: see `replaced`.
-        """
+        """Remove partial files and trees whose writer has ended; a running one holds a lock."""
         with opened(self.partial, OPEN_FOLDER) as parent:
             for name in os.listdir(self.partial):
                 path = f"{self.partial}/{name}"
                 with suppress(OSError, StageError), _abandoned(path, parent):
-                    if name.startswith(replaced.PREFIX):
-                        replaced.put_back(path, self.root)
-                    else:
-                        remove_tree(path)
+                    remove_tree(path)
 
 
 @contextmanager

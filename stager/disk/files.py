@@ -92,50 +92,6 @@ def append_whole(descriptor: int, data: bytes) -> None:
         raise
 
 
-def make_movable(name: str, folder: int) -> bool:
-    """Give the user the permissions to rename ``name``. Return whether it exists. Raise OSError."""
-    try:
-        there = os.lstat(name, dir_fd=folder)
-    except FileNotFoundError:
-        return False
-    if stat.S_ISDIR(there.st_mode) and there.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        # The kernel rewrites its '..', which needs write permission. If it is somebody else's, the
-        # rename will say so.
-        with suppress(PermissionError), opened(name, linux.PASS_FOLDER, folder) as entry:
-            os.chmod(f"/proc/self/fd/{entry}", stat.S_IMODE(there.st_mode) | stat.S_IRWXU)
-    return True
-
-
-@contextmanager
-def writable(folder: int) -> Iterator[None]:
-    """Let the user write in a ``folder``, which its copy may forbid; it is a descriptor.
-
-    Raise OSError.
-    """
-    mode = stat.S_IMODE(os.fstat(folder).st_mode)
-    if mode & stat.S_IWUSR:
-        yield
-        return
-    os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IWUSR)
-    try:
-        yield
-    finally:
-        os.chmod(f"/proc/self/fd/{folder}", mode)
-
-
-@contextmanager
-def locked_folder(name: str, folder: int) -> Iterator[None]:
-    """Lock the folder ``name`` in the descriptor ``folder`` for the body.
-
-    Do nothing if it is no folder, may not be read, or is locked already.
-    """
-    with ExitStack() as stack:
-        with suppress(OSError):
-            entry = stack.enter_context(opened(name, OPEN_FOLDER | os.O_NOFOLLOW, folder))
-            fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
 def remove_tree(path: str) -> None:
     """Remove ``path`` and everything beneath it, as far as permissions allow.
 

@@ -22,7 +22,7 @@ import xxhash
 from stager.base.options import Lifetime, Relocate, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
-VERSION = 6
+VERSION = 7
 #: A digest that no file has, for a copy whose content is not known any more.
 _UNKNOWN_DIGEST = "0" * 32
 #: What a record's file begins with, before its checksum.
@@ -66,14 +66,12 @@ class CopyFacts:
 class TreeFacts:
     """What is recorded of a staged folder: its number of files, and the bytes on disk of them all.
 
-    The digests are those of the listing of the source, of the listing of the copy (by
-    `table.as_copy`) and of the `table` of its files.
+    The digests are those of the listing of the source and of the `table` of the copy's files.
     """
 
     files: int
     allocated: int
     source_digest: str
-    copy_digest: str
     table_digest: str
     #: A `Relocate`: what was changed in the copy.
     relocate: str = Relocate.NONE.value
@@ -140,7 +138,7 @@ class Record:
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
             raise ValueError(f"version {version!r}, expected {VERSION}")
-        _update(data)
+        data.pop("checksum", None)  # of who has laid out the text anew, it is none
         record = _build(cls, data)
         assert isinstance(record, cls)
         return record
@@ -167,8 +165,7 @@ def _without_checksum(text: bytes) -> bytes:
 def is_ours(there: os.stat_result, record: Record) -> bool:
     """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
 
-    Of the folder of a tree only the folder itself is looked at. A filesystem may give the inode
-    number of a deleted folder to a new one at once: `own.is_copy` tells them apart.
+    Of the folder of a tree only the folder itself is looked at.
     """
     copy = record.copy_facts
     if record.tree:
@@ -231,17 +228,6 @@ def _is_any(_: object) -> bool:
     return True
 
 
-def _update(data: dict[str, Any]) -> None:
-    """Read what others wrote: earlier versions, or who has laid out the text anew, whose checksum
-    is none. ``before`` is the inode of a folder that was to be replaced and, as the stage failed
-    then, is still there.
-    """
-    data.pop("checksum", None)
-    tree, copy = data.get("tree"), data.get("copy_facts")
-    if isinstance(tree, dict) and (before := tree.pop("before", 0)) and isinstance(copy, dict):
-        copy["inode"] = before
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -269,7 +255,6 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "ctime_ns": _is_time,
     "digest": _is_digest,
     "source_digest": _is_digest,
-    "copy_digest": _is_digest,
     "table_digest": _is_digest,
     "lifetime": _is_lifetime,
     "relocate": _is_relocation,

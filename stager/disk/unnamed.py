@@ -69,24 +69,21 @@ class UnnamedFile:
         os.close(self.descriptor)
 
 
-def _new_name(folder: str, prefix: str = "") -> str:
-    return f"{folder}/{prefix}{os.urandom(8).hex()}"
+def _new_name(folder: str) -> str:
+    return f"{folder}/{os.urandom(8).hex()}"
 
 
 @contextmanager
-def fresh_name(folder: str, prefix: str = "") -> Iterator[str]:
+def fresh_name(folder: str) -> Iterator[str]:
     """Yield an unused path in ``folder``. Until the end, `Cache.sweep` finds nothing there."""
     with opened(folder, OPEN_FOLDER) as parent:
         fcntl.flock(parent, fcntl.LOCK_SH)
-        yield _new_name(folder, prefix)
+        yield _new_name(folder)
 
 
-def make_partial_folder(folder: str, prefix: str = "") -> tuple[str, int]:
-    """Make a locked folder in ``folder``, whose name begins with ``prefix``.
-
-    Return its path and descriptor. Raise OSError.
-    """
-    with fresh_name(folder, prefix) as name:
+def make_partial_folder(folder: str) -> tuple[str, int]:
+    """Make a locked folder in ``folder``. Return its path and descriptor. Raise OSError."""
+    with fresh_name(folder) as name:
         os.mkdir(name, 0o700)
         descriptor = os.open(name, OPEN_FOLDER)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -18,7 +18,6 @@ from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.reuse import find_replaced, lost_files
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
@@ -29,7 +28,7 @@ from stager.wire.layout import Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.disk.record import Record
+    from stager.rank.publication import Announced
     from stager.rank.unpacker import Unpacker
     from stager.source.access import SourceReader
     from stager.wire.transfer import Transferred
@@ -43,10 +42,9 @@ class ArchiveCargo(Cargo):
 
     _source: SourceReader | None = None
     _tree: PartialTree | None = None
-    _announced: Record | None = None
+    _announced: Announced | None = None
     _unpacker: Unpacker | None = None
     _note = ""
-    _own: Sequence[str] = ()
 
     def need(self) -> int:
         if not self.task.receives:
@@ -72,7 +70,6 @@ class ArchiveCargo(Cargo):
             self.stack.enter_context(made_parents(task.cache, task.path))
             self._tree = PartialTree(task.cache, Listing.of([Row(b"", Kind.FOLDER)]))
             self.stack.callback(self._tree.close)
-            self._own = find_replaced(task)
             self.writer = self._unpacker = self._make_unpacker(self._tree.path)
             self.stack.callback(self._unpacker.close)
         if task.sends:
@@ -147,12 +144,11 @@ class ArchiveCargo(Cargo):
             )
 
     def publish(self, digest: str) -> Published:
-        if not self._tree or not self._announced or not self._announced.tree:
+        if not self._tree or not self._announced:
             return Published()
-        files = self._announced.tree.files
+        files = self._tree.copy.files
         counts = Counts(files, files, self.task.plan.size)
-        lost = lost_files(self.task, self._own)
-        published = publish_tree(self.task, self._tree, self._announced, counts, lost)
+        published = publish_tree(self.task, self._tree, self._announced, counts)
         return replace(published, note=self._note)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.extents import Extent
-from stager.base.outcome import Counts, OwnFiles
+from stager.base.outcome import Counts
 from stager.rank.agree import FAILURE
 from stager.wire.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.wire.ring import Reader
@@ -58,20 +58,12 @@ OPENED = record_of(
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user.
-
-    ``lost`` are the user's own files in the folder that a tree replaced, ``kept`` those that were
-    moved from there to the tree.
-    """
+    """The digest in a new copy's record; for a tree its file counts. ``note`` is for the user."""
 
     digest: str = ""
     tree: Counts | None = None
     note: str = ""
-    lost: OwnFiles | None = None
-    kept: OwnFiles | None = None
 
-
-_OWN_FILES = optional(record_of(OwnFiles, node=TEXT, count=NUMBER, names=tuple_of(TEXT)))
 
 PUBLISHED = record_of(
     Published,
@@ -87,8 +79,6 @@ PUBLISHED = record_of(
         )
     ),
     note=TEXT,
-    lost=_OWN_FILES,
-    kept=_OWN_FILES,
 )
 
 

@@ -114,11 +114,7 @@ def deliver(
         first = published[task.plan.receivers[0]]
         digests = (one.digest for one in published)
         digest = joint_digest(digests) if task.plan.apart else first.digest
-        lost = tuple(one.lost for one in published if one.lost)
-        kept = tuple(one.kept for one in published if one.kept)
-        return replace(
-            delivered, digest=digest, tree=tree, note=first.note, lost=lost, kept=kept, paces=paces
-        )
+        return replace(delivered, digest=digest, tree=tree, note=first.note, paces=paces)
 
 
 def _timed(step: Callable[[], None]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from stager.base.errors import (
 )
 from stager.base.extents import rounded
 from stager.base.options import Share
-from stager.base.outcome import OwnFiles
 from stager.copies.survey import check_contents, own_lstat
 from stager.disk.files import TICK
 from stager.disk.parents import made_parents
@@ -41,8 +39,6 @@ class FileCargo(Cargo):
 
     _source: SourceReader | None = None
     _partial: Partial | None = None
-    #: A file of the user's own at the destination that only looks like a copy of the source.
-    _lost: OwnFiles | None = None
 
     def need(self) -> int:
         task = self.task
@@ -113,12 +109,8 @@ class FileCargo(Cargo):
             return
         own_lstat(task.path)  # another user may have staged there meanwhile
         record = task.cache.load(task.item.destination)
-        try:
+        if not task.item.options.replace:
             check_contents(task.path, task.source.facts, record, digest)
-        except DestinationError:
-            if not task.item.options.replace:
-                raise
-            self._lost = OwnFiles.of(task.node.name, [os.path.basename(task.path)])
 
     def publish(self, digest: str) -> Published:
         if self._partial:
@@ -136,7 +128,7 @@ class FileCargo(Cargo):
                     cache.forget(task.item.destination)
                 raise
             cache.save(record)
-        return Published(digest, lost=self._lost)
+        return Published(digest)
 
 
 def check_unwritten(task: Task, before: Record | None) -> None:

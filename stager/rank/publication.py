@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.base.errors import DestinationError
-from stager.base.outcome import OwnFiles
 from stager.copies.survey import own_lstat
+from stager.copies.survey_tree import check_place
+from stager.copies.update import updating
+from stager.disk.files import stage_errors
 from stager.disk.record import TreeFacts
 from stager.rank.cargo import Published
-from stager.tree.late import Before
 from stager.tree.listing import text_of
-from stager.tree.table import Table, as_copy
+from stager.tree.table import Table
+from stager.tree.update import in_the_way
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
     from stager.rank.task import Task
     from stager.tree.listing import Listing
     from stager.tree.partial import PartialTree
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The record of a sealed tree, and the table of its files."""
+
+    record: Record
+    table: Table
 
 
 def verify_tree(
@@ -46,69 +56,75 @@ def announce_tree(
     *,
     originals: Mapping[int, bytes],
     split: str = "",
-) -> Record:
+) -> Announced:
     """Announce the record of a sealed tree before it is published, and return it.
 
     If this process dies, the record of the tree that is at the destination then counts.
     ``source``, ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split
-    that the tree is a part of.
+    that the tree is a part of. Raise DestinationError if something of the user's own is in the way.
     """
-    own_lstat(task.path)  # another user may have staged there meanwhile
-    copy = tree.copy
-    table = Table.of(source, copy, digests, dict(originals)).to_bytes()
+    there = own_lstat(task.path)  # another user may have staged there meanwhile
+    copy, old = tree.copy, task.standing
+    table = Table.of(source, copy, digests, dict(originals))
+    if old is None:
+        check_place(task.item, task.path, there, task.cache)
+    else:
+        check_obstacles(task, table, tree.path)
     facts = TreeFacts(
         files=copy.files - bool(split),  # the list of all parts is not a file of the source
         allocated=tree.allocated,
         source_digest=task.source.listing or source.digest(),
-        copy_digest=as_copy(copy).digest(),
-        table_digest=task.cache.announce_table(task.item.destination, table),
+        table_digest=task.cache.announce_table(
+            task.item.destination, table.to_bytes(), update=old is not None
+        ),
         relocate=task.item.options.relocate,
         interpreter=task.source.interpreter_at,
         split=split,
         by=task.item.options.by,
         share=task.item.options.share,
     )
-    record = task.record(tree.facts(), xxhash.xxh3_128_hexdigest(digests), facts)
-    task.cache.announce(record)
-    return record
+    facts_of_copy = tree.facts()
+    if old is not None:
+        with stage_errors(task.path):
+            facts_of_copy = replace(facts_of_copy, inode=os.lstat(task.path).st_ino)
+    record = task.record(facts_of_copy, xxhash.xxh3_128_hexdigest(digests), facts)
+    task.cache.announce(record, update=old is not None)
+    return Announced(record, table)
 
 
-def publish_tree(
-    task: Task,
-    tree: PartialTree,
-    record: Record,
-    counts: Counts,
-    lost: OwnFiles | None,
-    names: Container[bytes] | None = None,
-) -> Published:
-    """Move a tree to its destination after it was announced by ``record``.
+def check_obstacles(
+    task: Task, new: Table, hidden: str, arrived: Container[bytes] | None = None
+) -> None:
+    """Raise DestinationError if something of the user's own is in the way of a new version.
 
-    What the user has written there since the survey is kept, with the option ``replace``, too; also
-    a new name of a staged file, if ``names`` has all paths that were there when it was looked at.
-    What was there before is ``lost``. Raise DestinationError.
+    What is new of it lies in the folder ``hidden``, or will: then ``arrived`` has the paths.
     """
-    before = Before(task.since, names=names, folders=task.folders)
-    try:
-        kept = tree.publish(task.path, before, lambda: task.cache.promote(task.item.destination))
-    except DestinationError as error:
-        own_lstat(task.path)  # the cause, if it is another user's now
-        raise _with_lost(error, lost) from None
-    own = [text_of(os.fsencode(path)) for path in sorted(kept)]
-    moved = OwnFiles.of(task.node.name, own) if own else None
-    return Published(record.digest, counts, lost=lost, kept=moved)
+    if task.standing is None or task.item.options.replace:
+        return
+    old, destination = task.standing.table, task.item.destination
+    with updating(
+        task.cache, task.path, destination, old, new, hidden=hidden, force=False
+    ) as update:
+        obstacles = update.obstacles(arrived)
+    if obstacles:
+        raise in_the_way(destination, obstacles)
 
 
-def _with_lost(error: DestinationError, lost: OwnFiles | None) -> DestinationError:
-    """Return an ``error`` of a publication that names the user's own files of which it is the end.
+def publish_tree(task: Task, tree: PartialTree, announced: Announced, counts: Counts) -> Published:
+    """Move a tree to its destination after it was announced, or change the copy there in place.
 
-    Some may still be in what it says is left of the old version.
+    If this process dies meanwhile, `copies.update` finishes that. Raise DestinationError.
     """
-    if not lost or not lost.count:
-        return error
-    from stager.base.text import listed  # only for this message
-    from stager.copies.own import count_text
-
-    files = count_text(lost.count, lost.names)
-    are = "is" if lost.count == 1 else "are"
-    names = listed(lost.names, of=lost.count)
-    return DestinationError(f"{error.message}; {files} {are} there, or deleted: {names}")
+    cache, destination = task.cache, task.item.destination
+    if task.standing is None:
+        tree.publish(task.path, lambda: cache.promote(destination))
+        return Published(announced.record.digest, counts)
+    hidden = cache.update_path(destination)
+    tree.hand_over(hidden)
+    with updating(
+        cache, task.path, destination, task.standing.table, announced.table,
+        hidden=hidden, force=task.item.options.replace,
+    ) as update:  # fmt: skip
+        update.apply()
+    cache.finish_update(destination)
+    return Published(announced.record.digest, counts)

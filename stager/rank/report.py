@@ -26,7 +26,6 @@ from stager.source.location import is_url
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.base.outcome import OwnFiles
     from stager.base.slow import Pace
     from stager.copies.survey import Survey
     from stager.rank.task import Task
@@ -60,9 +59,6 @@ class Delivered:
     tree: Counts | None = None
     note: str = ""
     retries: int = 0
-    #: The user's own files that the new version of a folder deleted or replaced.
-    lost: tuple[OwnFiles, ...] = ()
-    kept: tuple[OwnFiles, ...] = ()
     #: How fast each node wrote it, in rank order; nothing if nothing moved.
     paces: tuple[Pace, ...] = ()
 
@@ -124,9 +120,6 @@ def item_report(
         cached=[survey.node for survey in surveys if survey.cached],
         pinned=[survey.node for survey in surveys if survey.pinned and not survey.cached],
         replaced=next((one for rank in plan.receivers if (one := surveys[rank].replaces)), ""),
-        rests=_rests(surveys),
-        lost=list(delivered.lost),
-        kept=list(delivered.kept),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
@@ -149,15 +142,6 @@ def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
     if task.source.is_tree:
         return Counts(task.source.files)
     return Counts(max(survey.files for survey in surveys)) if task.item.options.extract else None
-
-
-def _rests(surveys: Sequence[Survey]) -> dict[str, list[str]]:
-    """Return the nodes on which there is the rest of an old version, by its path."""
-    nodes: dict[str, list[str]] = {}
-    for one in surveys:
-        if one.rest:
-            nodes.setdefault(one.rest, []).append(one.node)
-    return nodes
 
 
 def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Iterator[str]:

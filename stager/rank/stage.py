@@ -27,7 +27,6 @@ from stager.copies.survey import (
     survey,
     survey_shared,
 )
-from stager.disk.aside import rest_of
 from stager.disk.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.disk.jobs import note_uses
 from stager.rank.agree import RefusedError, StaleError, locked, together
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from stager.base.outcome import Evicted, ItemReport
     from stager.base.phases import Stopwatch
     from stager.base.slow import Pace
-    from stager.copies.survey_tree import Walked
+    from stager.copies.survey_tree import Standing
     from stager.disk.locks import Locks
     from stager.disk.record import Record
     from stager.rank.agree import Busy, Context, Held
@@ -84,7 +83,6 @@ _SURVEYS = list_of(
         pinned=FLAG,
         jobs=tuple_of(NUMBER),
         replaces=TEXT,
-        rest=TEXT,
         open_to=TEXT,
     )
 )
@@ -134,8 +132,8 @@ class StageRun:
         self._caches: tuple[Cache, ...] = ()
         #: The listings of source folders; only rank 0 has them.
         self._listings = Listings()
-        #: By destination, what was found when this node's trees were walked.
-        self._walked: dict[str, Walked] = {}
+        #: By destination, how this node's copies of folders are.
+        self._standings: dict[str, Standing] = {}
         #: When this attempt began to look at the node, in nanoseconds since 1970.
         self._since = 0
         #: What an earlier attempt told of the items that it staged: this one finds them current.
@@ -192,7 +190,7 @@ class StageRun:
 
     def _forget_looks(self) -> None:
         self._listings.clear()
-        self._walked.clear()
+        self._standings.clear()
 
     def _look(self) -> list[SourcedItem]:
         """Look at sources and caches on all nodes. Collective."""
@@ -223,20 +221,22 @@ class StageRun:
             )
             for item in items
         )
-        if self._rank:  # while rank 0 lists the sources, the others walk their copies
-            self._walked.update(self._walk_copies(items, self._caches))
+        if self._rank:  # while rank 0 lists the sources, the others look at their copies
+            self._standings.update(self._look_at_copies(items, self._caches))
         return sources
 
-    def _walk_copies(
+    def _look_at_copies(
         self, items: Sequence[StageItem], caches: Sequence[Cache]
-    ) -> Iterator[tuple[str, Walked]]:
+    ) -> Iterator[tuple[str, Standing]]:
         """Yield the destinations that have a tree by their record, and what is there now."""
         for item, cache in zip(items, caches, strict=True):
             record = cache.load(item.destination)
-            if record and record.tree:
-                from stager.copies.survey_tree import walk_copy  # not needed for files
+            if record and record.tree and not cache.is_updating(item.destination):
+                from stager.copies.survey_tree import standing_of  # not needed for files
 
-                yield item.destination, walk_copy(self._context.node.path(item.destination))
+                path = self._context.node.path(item.destination)
+                if standing := standing_of(path, cache, record):
+                    yield item.destination, standing
 
     def _look_again(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
         """Look at the sources again: they may have changed during the wait. Collective."""
@@ -330,6 +330,10 @@ class StageRun:
         path = node.path(item.destination)
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
+        if one.cache.is_updating(item.destination) and self._may_finish(one):
+            from stager.copies.update import finish  # rarely needed
+
+            finish(one.cache, path, item.destination, force=item.options.replace)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
         found = replace(found, open_to=open_to(path, one.cache))
         own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
@@ -341,6 +345,9 @@ class StageRun:
             return replace(found, cached=is_kept(record, path), pinned=record.pinned)
         return found
 
+    def _may_finish(self, one: SourcedItem) -> bool:
+        return not (self._is_of_site(one) or self._context.request.dry_run)
+
     def _with_what_is_there(self, found: Survey, one: SourcedItem, path: str) -> Survey:
         """Return the survey of an item with what its user is to be told of what is at ``path``."""
         item, cache = one.item, one.cache
@@ -350,9 +357,6 @@ class StageRun:
             found = replace(
                 found, jobs=self._jobs_in_the_way(one, record), replaces=other_source(item, record)
             )
-        if (one.source.is_tree or item.options.extract) and (name := rest_of(path)):
-            rest = f"{os.path.dirname(item.destination)}/{name}"
-            return found if cache.load(rest) else replace(found, rest=rest)
         return found
 
     def _jobs_in_the_way(self, one: SourcedItem, record: Record | None) -> tuple[int, ...]:
@@ -377,7 +381,7 @@ class StageRun:
             return survey
         from stager.copies.survey_tree import survey_tree  # not needed for files
 
-        return partial(survey_tree, walked=self._walked)
+        return partial(survey_tree, standings=self._standings)
 
     def _plan(
         self, items: Sequence[SourcedItem], answers: Sequence[Sequence[Survey]]
@@ -390,7 +394,6 @@ class StageRun:
                 one.item, one.source, request.transfer, request.remote, len(surveys)
             )
             plan = plan_item(one.item, one.source, surveys, settings.readers)
-            walked = self._walked.get(one.item.destination)
             task = Task(
                 item=one.item,
                 source=one.source,
@@ -403,7 +406,7 @@ class StageRun:
                 node=self._context.node,
                 rank=self._rank,
                 since=self._since,
-                folders=walked.folders if walked else None,
+                standing=self._standings.get(one.item.destination),
             )
             planned.append(PlannedItem(task, surveys))
         return planned

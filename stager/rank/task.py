@@ -14,8 +14,7 @@ from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
 from stager.source.image_name import is_image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from stager.copies.survey_tree import Standing
     from stager.disk.cache import Cache
     from stager.rank.agree import Node
     from stager.rank.plan import TransferPlan
@@ -28,13 +27,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Task:
     """One planned item. All ranks have equal tasks, except for ``cache``, ``node``, ``rank``,
-    ``since`` and ``folders``.
+    ``since`` and ``standing``.
 
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
     ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
     is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
-    ``folders`` has by inode the path of each folder that was then in the one that this item may
-    replace, and an empty path for that itself; None if they are not known.
+    ``standing`` is how the copy of a folder was then, None if there was none.
     """
 
     item: StageItem
@@ -48,7 +46,7 @@ class Task:
     node: Node
     rank: int
     since: int
-    folders: Mapping[int, bytes] | None = None
+    standing: Standing | None = None
 
     @property
     def path(self) -> str:

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import os
 import zlib
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from stager.base.errors import DestinationError, Failure, IntegrityError
+from stager.base.errors import Failure, IntegrityError
 from stager.base.options import FolderLayout, Links, Relocate
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
-from stager.disk.files import READ_FILE, READ_SIZE, opened, write_all
 from stager.disk.parents import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
-from stager.rank.publication import announce_tree, publish_tree, verify_tree
-from stager.rank.reuse import Reuse, lost_files, read_marks
+from stager.rank.publication import (
+    announce_tree,
+    check_obstacles,
+    publish_tree,
+    verify_tree,
+)
+from stager.rank.reuse import Reuse, read_marks
 from stager.source.access import open_tree
 from stager.tree.listing import Kind
 from stager.tree.partial import PartialTree
-from stager.tree.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
+from stager.tree.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.tree.table import Table
 from stager.tree.venv import Relocation, relocate, with_moved_links
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
-    from stager.disk.record import Record
+    from stager.rank.publication import Announced
     from stager.rank.task import Task
     from stager.source.access import TreeReader
     from stager.tree.listing import Listing
@@ -72,13 +72,6 @@ def digests_of_all_files(
     return digests
 
 
-def _blocks(path: str) -> Iterator[bytes]:
-    """Yield what is in a file, up to an error."""
-    with suppress(OSError), opened(path, READ_FILE) as source:
-        while block := os.read(source, READ_SIZE):
-            yield block
-
-
 class TreeCargo(Cargo):
     """One folder, whose files are numbered by the rows of the source's ``listing``.
 
@@ -92,7 +85,7 @@ class TreeCargo(Cargo):
         #: A byte for each row: 1 if this rank receives its file.
         self._lacks = bytearray(len(listing))
         self._tree: PartialTree | None = None
-        self._announced: Record | None = None
+        self._announced: Announced | None = None
         #: What relocated files held before, by row.
         self._originals: dict[int, bytes] = {}
         #: The table of the copy that this rank sends.
@@ -123,13 +116,29 @@ class TreeCargo(Cargo):
         names = sum(not self._reuse.has(row) for row in range(len(self._listing)))
         check_inodes(task.cache, names)
         self.stack.enter_context(made_parents(task.cache, task.path))
-        self._tree = PartialTree(task.cache, self._relocated_listing())
+        listing = self._relocated_listing()
+        self._tree = PartialTree(task.cache, listing)
         self.stack.callback(self._tree.close)
         self._tree.lay_out()
+        above, table = os.fsencode(task.path) + b"/", self._reuse.table
         for row in self._listing.rows(Kind.FILE):
-            reused = self._reuse.has(row) and self._take_over(self._tree, row)
-            self._lacks[row] = not reused
+            if table and self._reuse.has(row):
+                path = above + self._listing.paths[row]
+                self._tree.keep(row, path, table, self._reuse.rows[row])
+            else:
+                self._lacks[row] = True
+        self._check_obstacles(self._tree, listing)
         return Opened(needs=zlib.compress(self._lacks, 1))
+
+    def _check_obstacles(self, tree: PartialTree, listing: Listing) -> None:
+        """Raise DestinationError before anything is received that would have no place."""
+        arrived = {
+            path
+            for path, kind, lacks in zip(listing.paths, listing.kinds, self._lacks, strict=True)
+            if lacks or kind == Kind.LINK
+        }
+        table = Table.of(listing, tree.copy, bytes(DIGEST_SIZE * len(listing)), {})
+        check_obstacles(self.task, table, tree.path, arrived)
 
     def _relocated_listing(self) -> Listing:
         """Return the listing with its symbolic links as the copy must have them."""
@@ -141,12 +150,6 @@ class TreeCargo(Cargo):
     def _relocation(self) -> Relocation:
         task = self.task
         return Relocation(task.item.source, task.item.destination, task.source.interpreter_at)
-
-    def _take_over(self, tree: PartialTree, row: int) -> bool:
-        assert self._reuse.table is not None
-        path = os.fsencode(self.task.path) + b"/" + self._listing.paths[row]
-        is_staged = partial(self._reuse.table.has_stat, self._reuse.rows[row])
-        return tree.take_over(row, path, is_staged)
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
         # Most nodes lack the same files: each answer is decompressed once.
@@ -216,36 +219,9 @@ class TreeCargo(Cargo):
 
     def seal(self) -> None:
         if self._tree:
-            for row in self._tree.drop_changed():
-                self._read_again(self._tree, row)
             if self.task.item.options.relocate is Relocate.VENV:
                 self._relocate(self._tree)
             self._tree.seal()
-
-    def _read_again(self, tree: PartialTree, row: int) -> None:
-        """Read a file from the source that was taken from the old copy, but changed there since.
-
-        Raise SpaceError, or DestinationError, also if the file cannot be read: the source may be no
-        folder here, or compressed.
-        """
-        assert self._reuse.table is not None
-        assert self._digests is not None
-        name = os.fsdecode(self._listing.paths[row])
-        digest, at = xxhash.xxh3_128(), 0
-        with tree.writing(), tree.filling(row) as copy:
-            for block in _blocks(f"{self.task.item.source}/{name}"):
-                write_all(copy, block, at)
-                digest.update(block)
-                at += len(block)
-        if digest.digest() != self._reuse.table.sent_digest(self._reuse.rows[row]):
-            may_replace = self.task.item.options.replace
-            remedy = "submit again" if may_replace else "move it, or add the option replace"
-            path = f"{self.task.path}/{name}"
-            raise DestinationError(
-                f"{path} was written to while its folder was staged again: {remedy}"
-            )
-        self._lacks[row] = True
-        self._digests.digests[place(row)] = digest.digest()
 
     def _relocate(self, tree: PartialTree) -> None:
         assert self._digests is not None
@@ -287,9 +263,7 @@ class TreeCargo(Cargo):
     def publish(self, digest: str) -> Published:
         if not self._tree or not self._announced:
             return Published()
-        names = None if self._reuse.names is None else frozenset(self._reuse.names)
-        lost = lost_files(self.task, self._reuse.own)
-        return publish_tree(self.task, self._tree, self._announced, self._counts(), lost, names)
+        return publish_tree(self.task, self._tree, self._announced, self._counts())
 
     def _counts(self) -> Counts:
         assert self.stream is not None

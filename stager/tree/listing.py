@@ -46,12 +46,10 @@ class Kind(IntEnum):
     LINK = 2
     #: Another path of a file. The first path of a file in the listing is its FILE.
     HARD_LINK = 3
-    #: A named pipe, a socket or a device. A copy may hold some that its user made; none is staged.
-    SPECIAL = 4
 
 
 #: What is staged.
-_KINDS = bytes(kind for kind in Kind if kind is not Kind.SPECIAL)
+_KINDS = bytes(Kind)
 #: What no path relative to the folder has in it, with a slash before and behind it.
 _NO_PATH = (b"//", b"/./", b"/../")
 

@@ -6,8 +6,6 @@ partial files; a lock on it tells `Cache.sweep` that its writer is alive.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import stat
 import threading
@@ -17,11 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
-from stager.base.errors import DestinationError
 from stager.base.progress import count
 from stager.disk.files import (
-    READ_FILE,
-    make_movable,
     opened,
     opened_beneath,
     read_back,
@@ -32,40 +27,29 @@ from stager.disk.files import (
 )
 from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
 from stager.disk.record import CopyFacts
-from stager.disk.replaced import replacing
 from stager.disk.unnamed import make_partial_folder
-from stager.tree.late import Before, is_late, remove_old
 from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from typing import TypeGuard
 
     from stager.base.options import Share
     from stager.disk.cache import Cache
-    from stager.disk.replaced import Replaced
+    from stager.tree.table import Table
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REPLACE = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Request of ioctl(2) that makes a file share the blocks of another.
-_FICLONE = 0x40049409
-#: Errors of a filesystem that cannot clone, link, or rename as asked.
-_CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-#: Errors of a path at which its user has put something else, or that its user may not read.
-_MOVED = (
-    errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO,
-)  # fmt: skip
 
 
 class PartialTree:
     """A tree under construction in the folder of ``cache``, with the entries of ``listing``.
 
-    First `lay_out`, then for each file one of `take_over`, `create` or `write`, then `seal`,
-    `publish` and `close`. Several threads may write. `take_over`, `create` and `write` raise
-    OSError, the other methods SpaceError or DestinationError.
+    First `lay_out`, then for each file one of `keep`, `create` or `write`, then `seal`, `publish`
+    or `hand_over`, and `close`. Several threads may write. `create` and `write` raise OSError, the
+    other methods SpaceError or DestinationError.
     """
 
     def __init__(self, cache: Cache, listing: Listing) -> None:
@@ -75,10 +59,8 @@ class PartialTree:
         self._lock = threading.Lock()
         #: Files that are written in parts: their descriptors, and the bytes that are still missing.
         self._open: dict[int, tuple[int, int]] = {}
-        #: Files that are hard links to those of the old copy.
-        self._linked: list[int] = []
-        #: Whether the filesystem can clone, as far as is known.
-        self._clones = True
+        #: Where the files that are kept are, by row.
+        self._kept: dict[int, bytes] = {}
         #: The listing of the tree, as `walk` would make it once the tree is sealed.
         self.copy = _without_facts(listing)
         with stage_errors(self._partial):
@@ -98,74 +80,12 @@ class PartialTree:
                     os.utime(path, ns=(0, listing.mtimes[row]), follow_symlinks=False)
                     self._note(row, os.lstat(path))
 
-    def take_over(self, row: int, path: bytes, is_staged: Callable[[os.stat_result], bool]) -> bool:
-        """Make the row's file from the one at ``path`` without writing. Return whether it worked.
-
-        The file shares the other's blocks or, if the filesystem cannot clone, is a hard link to it.
-        It is not taken unless it ``is_staged``: its user may have moved or changed it meanwhile.
-        """
-        here = self._base + self._listing.paths[row]
-        try:
-            return self._clone(row, path, here, is_staged) or self._link(row, path, here, is_staged)
-        except OSError as error:
-            if error.errno not in _MOVED:
-                raise
-            return False
-
-    def _clone(
-        self, row: int, path: bytes, here: bytes, is_staged: Callable[[os.stat_result], bool]
-    ) -> bool:
-        if not self._clones:
-            return False
-        with opened(path, READ_FILE) as source:
-            if not is_staged(os.fstat(source)):
-                return False
-            with opened(here, _CREATE) as descriptor:
-                try:
-                    fcntl.ioctl(descriptor, _FICLONE, source)
-                    self._finish(row, descriptor)
-                except OSError as error:
-                    os.unlink(here)
-                    if error.errno not in _CANNOT:
-                        raise
-                    self._clones = False
-                    return False
-            if is_staged(os.fstat(source)):
-                return True
-        os.unlink(here)  # its user wrote to it just before it was cloned
-        return False
-
-    def _link(
-        self, row: int, path: bytes, here: bytes, is_staged: Callable[[os.stat_result], bool]
-    ) -> bool:
-        try:
-            os.link(path, here, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-            return False
-        facts = os.lstat(here)
-        if not is_staged(facts):
-            os.unlink(here)
-            return False
-        self._linked.append(row)
-        self._note(row, facts)
-        return True
-
-    def drop_changed(self) -> list[int]:
-        """Remove hard links to files that their user has written to since. Return their rows.
-
-        Each of them has to be written anew.
-        """
-        changed: list[int] = []
-        with stage_errors(self.path):
-            for row in self._linked:
-                path = self._base + self._listing.paths[row]
-                there, then = os.lstat(path), (self.copy.sizes[row], self.copy.mtimes[row])
-                if (there.st_size, there.st_mtime_ns) != then:
-                    os.unlink(path)
-                    changed.append(row)
-        return changed
+    def keep(self, row: int, path: bytes, table: Table, before: int) -> None:
+        """Leave the row's file where it is, at ``path``, as row ``before`` of a ``table`` says."""
+        self._kept[row] = path
+        copy = self.copy
+        copy.modes[row], copy.inodes[row] = table.modes[before], table.inodes[before]
+        copy.sizes[row], copy.mtimes[row] = table.sizes[before], table.mtimes[before]
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context for `create` and `write`, in which an OSError becomes a StageError."""
@@ -250,7 +170,8 @@ class PartialTree:
 
     def read(self, row: int, most: int) -> bytes:
         """Return the first ``most`` bytes of the row's file."""
-        with stage_errors(self.path), open(self._base + self._listing.paths[row], "rb") as file:
+        path = self._kept.get(row) or self._base + self._listing.paths[row]
+        with stage_errors(self.path), open(path, "rb") as file:
             return file.read(most)
 
     def rewrite(self, row: int, data: bytes) -> None:
@@ -272,7 +193,8 @@ class PartialTree:
         listing = self._listing
         with stage_errors(self.path):
             for row in listing.rows(Kind.HARD_LINK):
-                os.link(self._base + listing.targets[row], self._base + listing.paths[row])
+                if listing.file_of(row) not in self._kept:
+                    os.link(self._base + listing.targets[row], self._base + listing.paths[row])
             # Only now: a new entry changes its folder's time, and the mode may forbid it.
             for row in reversed(list(listing.rows(Kind.FOLDER))):
                 with opened(self._base + listing.paths[row], _FOLDER) as descriptor:
@@ -310,91 +232,30 @@ class PartialTree:
             facts = os.fstat(self._descriptor)
         return CopyFacts(self._listing.size, facts.st_mtime_ns, facts.st_ino, facts.st_uid)
 
-    def publish(
-        self, path: str, before: Before | None = None, note: Callable[[], object] = lambda: None
-    ) -> list[str]:
-        """Move the sealed tree to ``path`` in one step, ``note`` that, and remove what was there.
+    def publish(self, path: str, note: Callable[[], object] = lambda: None) -> None:
+        """Move the sealed tree to ``path`` in one step, and ``note`` that.
 
-        What was not there ``before`` is kept: see `tree.late`. Files of this tree are ``shared``.
-        Return the paths in the tree to which it was moved, and the path beside the tree of what is
-        still left of what was there.
+        An empty folder there is replaced, and what is no folder is removed before.
         """
         above, name = os.path.split(path)
         with stage_errors(path), opened_beneath(self._root, above) as folder:
             # Only a folder that its owner may write in can be moved.
             os.fchmod(self._descriptor, self.copy.modes[0] | stat.S_IRWXU)
-            if _rename(self.path, name, folder, linux.Rename.NO_REPLACE):
-                self._settle(folder, note)
-            elif not make_movable(name, folder):
-                os.rename(self.path, name, dst_dir_fd=folder)
-                self._settle(folder, note)
-            else:
-                return self._replace(path, folder, before, note)
-        return []
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                    os.unlink(name, dir_fd=folder)
+            os.rename(self.path, name, dst_dir_fd=folder)
+            note()
+            os.fchmod(self._descriptor, self.copy.modes[0])
+            sync_folder(folder)
 
-    def _settle(self, folder: int, note: Callable[[], object]) -> None:
-        """Give the published tree its mode; write its name in the descriptor ``folder``."""
-        note()
-        os.fchmod(self._descriptor, self.copy.modes[0])
-        sync_folder(folder)
-
-    def _replace(
-        self, path: str, folder: int, before: Before | None, note: Callable[[], object]
-    ) -> list[str]:
-        """Exchange the tree with what is at ``path``, in the descriptor ``folder``.
-
-        Return as `publish` does.
-        """
-        inode = os.fstat(self._descriptor).st_ino
-        with replacing(self._partial, path, self._root, inode) as kept:
-            name = os.path.basename(path)
-            seen = _lstat_or_none(name, folder)
-            self._exchange(name, folder, kept)
-            self._settle(folder, note)
-            there, moved = os.lstat(kept.old), list[str]()
-            if not stat.S_ISDIR(there.st_mode):
-                if not before or (_is_same(seen, there) and not is_late(seen, before.since)):
-                    os.unlink(kept.old)
-            elif before:
-                moved = self._remove_old(kept, path, before)
-            else:
-                remove_tree(kept.old)
-            if os.path.lexists(kept.old):  # as of a program that fills it faster than it is emptied
-                moved.append(kept.put_beside())
-        return moved
-
-    def _exchange(self, name: str, folder: int, kept: Replaced) -> None:
-        """Rename the tree to ``name``, and what is there to its place in ``kept``."""
-        os.rename(self.path, kept.new)
-        try:
-            exchanged = _rename(kept.new, name, folder, linux.Rename.EXCHANGE)
-            if not exchanged:  # the filesystem cannot: for a moment there is neither
-                os.rename(name, kept.old, src_dir_fd=folder)
-                try:
-                    os.rename(kept.new, name, dst_dir_fd=folder)
-                except OSError:
-                    os.rename(kept.old, name, dst_dir_fd=folder)
-                    raise
-        except OSError:
-            os.rename(kept.new, self.path)
-            raise
-        if exchanged:
-            os.rename(kept.new, kept.old)
-
-    def _remove_old(self, kept: Replaced, path: str, before: Before) -> list[str]:
-        """Remove the folder that was replaced at ``path``, but what was not there ``before``.
-
-        Return as `publish` does.
-        """
-        shared = dict.fromkeys(self.copy.inodes, before.since)
-        new = f"/proc/self/fd/{self._descriptor}/."  # whatever has the path now
-        try:
-            return remove_old(kept.old, new, replace(before, shared=shared))
-        except OSError as error:
-            raise DestinationError(
-                f"{path} was staged, but not all of the old version could be removed, or moved "
-                f"over ({error.strerror}); the rest is in {kept.put_beside()}"
-            ) from None
+    def hand_over(self, path: str) -> None:
+        """Move the sealed tree to ``path``, where it stays also if this process dies."""
+        with stage_errors(path):
+            os.fchmod(self._descriptor, stat.S_IRWXU)
+            os.rename(self.path, path)
+            with opened(os.path.dirname(path), _FOLDER) as folder:
+                sync_folder(folder)
 
     def close(self) -> None:
         """Close all files, and remove the tree unless it was published."""
@@ -419,32 +280,3 @@ def _without_facts(listing: Listing) -> Listing:
         listing, modes=zeros("Q"), inodes=zeros("Q"), owners=owners, groups=zeros("Q"),
         mtimes=zeros("q"), sizes=zeros("Q"), targets=targets, extents={},
     )  # fmt: skip
-
-
-def _lstat_or_none(name: str, folder: int) -> os.stat_result | None:
-    with suppress(FileNotFoundError):
-        return os.lstat(name, dir_fd=folder)
-    return None
-
-
-def _is_same(seen: os.stat_result | None, there: os.stat_result) -> TypeGuard[os.stat_result]:
-    """Whether what is ``there`` is what was ``seen``, by what a rename does not change."""
-    return seen is not None and _identity(seen) == _identity(there)
-
-
-def _identity(facts: os.stat_result) -> tuple[int, int, int, int]:
-    return facts.st_ino, facts.st_mode, facts.st_size, facts.st_mtime_ns
-
-
-def _rename(path: str, name: str, folder: int, flag: linux.Rename) -> bool:
-    """Rename ``path`` to ``name`` in the descriptor ``folder``. Raise OSError.
-
-    Return False if ``name`` exists or the filesystem lacks the ``flag``.
-    """
-    try:
-        linux.rename(path, name, flag, new_folder=folder)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, *_CANNOT):
-            return False
-        raise
-    return True

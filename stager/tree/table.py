@@ -5,20 +5,19 @@ The table of a tree is a file beside the tree's record, which has the table's di
 
 from __future__ import annotations
 
-import sys
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import xxhash
 
-from stager.tree.listing import Kind, Listing, pack, unpack
+from stager.tree.listing import Kind, Listing, Row, pack, unpack
 from stager.tree.stream import DIGEST_SIZE, place
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from stager.disk.cache import Cache
     from stager.disk.record import Record
@@ -50,6 +49,12 @@ class Table:
         with suppress(ValueError):  # from another version of this program
             return cls.from_bytes(text) if text is not None else None
         return None
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the table of a folder in which nothing is."""
+        nothing = Listing.of([Row(b"", Kind.FOLDER)])
+        return cls.of(nothing, nothing, bytes(DIGEST_SIZE), {})
 
     @classmethod
     def of(
@@ -96,124 +101,31 @@ class Table:
         found = there.st_ino, there.st_size, there.st_mtime_ns
         return found == (self.inodes[row], self.sizes[row], self.mtimes[row])
 
-    def kept(self, source: Listing, copy: Listing) -> Iterator[tuple[int, int]]:
+    def kept(self, source: Listing, states: bytes) -> Iterator[tuple[int, int]]:
         """Yield the rows of a new listing of the ``source`` whose files the copy has already.
 
-        Each comes with its row in this table. ``copy`` is a new listing of the copy. Neither file
-        may have changed since it was staged.
+        Each comes with its row in this table; ``states`` has a `State` for each of these. Neither
+        file may have changed since it was staged.
         """
-        in_copy = _common(source, copy)
-        at, now = next(in_copy, _END)
-        for row, before in _common(source, self.source):
-            while at < row:
-                at, now = next(in_copy, _END)
+        for row, before in common(source, self.source):
             if (
-                at == row
-                and source.kinds[row] == self.source.kinds[before] == copy.kinds[now] == Kind.FILE
+                not states[before]
+                and source.kinds[row] == self.source.kinds[before] == Kind.FILE
                 and _facts(source, row) == _facts(self.source, before)
                 and source.modes[row] == self.source.modes[before]
-                and self._is_copy(before, copy, now)
             ):
                 yield row, before
-
-    def _is_copy(self, row: int, copy: Listing, now: int) -> bool:
-        """Whether the file in row ``now`` of the ``copy`` is the one that was published."""
-        return (
-            copy.modes[now] == self.modes[row]
-            and copy.inodes[now] == self.inodes[row]
-            and copy.sizes[now] == self.sizes[row]
-            and copy.mtimes[now] == self.mtimes[row]
-        )
-
-    def unlike(self, copy: Listing) -> Iterator[tuple[int, int]]:
-        """Yield the rows of a new listing of the ``copy`` that are not as they were staged.
-
-        Each comes with the row of its path in this table, -1 if that has none. A folder is as it
-        was staged whatever is in it. Contents are not read: a file may have its old bytes.
-        """
-        staged = array("q", [-1]) * len(copy)
-        for now, before in _common(copy, self.source):
-            staged[now] = before
-        for now, before in enumerate(staged):
-            if before < 0 or not self._is_as_staged(before, copy, now):
-                yield now, before
-
-    def _is_as_staged(self, row: int, copy: Listing, now: int) -> bool:
-        """Whether the entry in row ``now`` of the ``copy`` is that of the ``row``, by its stat."""
-        kind = copy.kinds[now]
-        if kind != self.source.kinds[row]:
-            return False
-        if kind == Kind.FILE:
-            return (
-                copy.inodes[now] == self.inodes[row]
-                and copy.sizes[now] == self.sizes[row]
-                and copy.mtimes[now] == self.mtimes[row]
-            )
-        if kind == Kind.HARD_LINK:
-            return copy.targets[now] == self.source.targets[row]
-        return kind == Kind.FOLDER or copy.mtimes[now] == self.mtimes[row]
-
-    def lost(self, copy: Listing) -> Iterator[int]:
-        """Yield the rows of folders and links that a new listing of the ``copy`` lacks or has else.
-
-        Files are left out: their contents tell.
-        """
-        there = dict(_common(self.source, copy))
-        for row, kind in enumerate(self.source.kinds):
-            if kind != Kind.FILE and not (row in there and self._is_there(row, copy, there)):
-                yield row
-
-    def _is_there(self, row: int, copy: Listing, there: Mapping[int, int]) -> bool:
-        """Whether the folder or link of the ``row`` is in the ``copy``; ``there`` has its rows."""
-        now, kind = there[row], self.source.kinds[row]
-        if kind == Kind.HARD_LINK:
-            # Of the names of a file, another one may be the first now.
-            first = there.get(self.source.file_of(row), -1)
-            return first >= 0 and copy.file_of(now) == copy.file_of(first) >= 0
-        is_same = kind == copy.kinds[now]
-        return is_same and (kind != Kind.LINK or self.source.targets[row] == copy.targets[now])
-
-    def with_other_modes(self, copy: Listing) -> Iterator[int]:
-        """Yield the rows of files and folders whose permissions in the ``copy`` were changed."""
-        for row, now in _common(self.source, copy):
-            kind = self.source.kinds[row]
-            at = now if kind == copy.kinds[now] == Kind.FOLDER else copy.file_of(now)
-            if kind in (Kind.FILE, Kind.FOLDER) and at >= 0 and copy.modes[at] != self.modes[row]:
-                yield row
 
     def gone(self, source: Listing) -> int:
         """Return how many of this table's files are not in a new listing of the ``source``."""
         still = sum(
             source.kinds[row] == self.source.kinds[before] == Kind.FILE
-            for row, before in _common(source, self.source)
+            for row, before in common(source, self.source)
         )
         return self.source.files - still
 
 
-def as_copy(listing: Listing) -> Listing:
-    """Return the listing of a copy without the times that change although its data does not.
-
-    A program that makes and removes a file in a folder changes the folder's mtime. A hard link to a
-    file in the next version of the tree changes the file's ctime.
-    """
-    return replace(
-        listing,
-        ctimes=array("q", bytes(8 * len(listing))),
-        mtimes=array(
-            "q",
-            (
-                0 if kind == Kind.FOLDER else mtime
-                for kind, mtime in zip(listing.kinds, listing.mtimes, strict=True)
-            ),
-        ),
-    )
-
-
-#: A pair of rows after all others.
-_END = (sys.maxsize, sys.maxsize)
-
-
-def _common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
+def common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
     """Yield the rows of the paths that both listings have, in order. Both are sorted."""
     left, right = one.paths, other.paths
     number = at = 0

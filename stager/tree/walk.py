@@ -62,10 +62,7 @@ def walk(
     patterns: Patterns | None = None,
     *,
     holes: bool = True,
-    specials: bool = False,
     remedy: str = "leave it out with exclude=",
-    folders: dict[int, bytes] | None = None,
-    closed: list[bytes] | None = None,
     reached: Callable[[int], int] | None = None,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
@@ -74,22 +71,18 @@ def walk(
     With ``reached``, each is listed as what it leads to, with the mode that ``reached`` returns for
     the open file or folder there. What the ``patterns`` leave out is not listed, and folders among
     that are not read. With ``holes``, files with holes are opened to find these. ``remedy`` ends
-    the message about an entry that is no file, folder or link. ``folders`` gets the path of each
-    folder that is listed, by inode, and ``closed`` those of folders that may not be read, which are
-    left out then.
+    the message about an entry that is no file, folder or link.
 
-    Raise SourceError if an entry cannot be read or, without ``specials``, is no file, folder or
-    link, or if one to be followed leads to nothing or in a circle; IntegrityError if one is removed
-    or replaced meanwhile, and OSError if the folder itself cannot be opened.
+    Raise SourceError if an entry cannot be read or is no file, folder or link, or if one to be
+    followed leads to nothing or in a circle; IntegrityError if one is removed or replaced
+    meanwhile, and OSError if the folder itself cannot be opened.
     """
     with opened(folder, OPEN_FOLDER) as root:
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
-        special = None if specials else remedy
         walker = _Walker(
-            os.fsencode(folder), root, patterns, folders, closed,
-            holes=holes, remedy=special, reached=reached,
-        )  # fmt: skip
+            os.fsencode(folder), root, patterns, holes=holes, remedy=remedy, reached=reached
+        )
         rows = _rows(walker)
         return Listing.of(patterns.pruned(rows) if patterns else rows)
 
@@ -174,8 +167,7 @@ class _Walker:
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
-    file, folder or link; None if such are listed too. ``folders`` gets the paths of folders,
-    by inode, and ``closed`` those that may not be read. With ``reached``, links are followed.
+    file, folder or link. With ``reached``, links are followed.
     """
 
     def __init__(
@@ -183,11 +175,9 @@ class _Walker:
         folder: bytes,
         root: int,
         patterns: Patterns | None,
-        folders: dict[int, bytes] | None,
-        closed: list[bytes] | None,
         *,
         holes: bool,
-        remedy: str | None,
+        remedy: str,
         reached: Callable[[int], int] | None,
     ) -> None:
         self._folder = folder
@@ -196,8 +186,6 @@ class _Walker:
         self._holes = holes
         self._remedy = remedy
         self._patterns = patterns
-        self._folders = folders
-        self._closed = closed
         self._reached = reached
         self._follow = reached is not None
         #: The paths of links to folders; and which folder is at each path, if links are followed.
@@ -228,8 +216,6 @@ class _Walker:
                 facts = os.fstat(folder)
                 if self._follow:
                     self._check_circle(path, facts)
-                if self._folders is not None:
-                    self._folders[facts.st_ino] = path
                 is_private = self._is_private(folder, path, facts)
                 row = _folder_row(path, facts)
                 if self._reached and path in self._links:
@@ -245,10 +231,6 @@ class _Walker:
                 os.close(folder)
         except OSError as error:
             where = self._path(path, name)
-            is_denied = isinstance(error, PermissionError) and path and not name
-            if is_denied and self._closed is not None:
-                self._closed.append(path)
-                return _Found([], [], [], self._device)
             if isinstance(error, FileNotFoundError):
                 raise _changed(where, "removed") from None
             if error.errno in IS_LINK:
@@ -348,8 +330,6 @@ class _Walker:
         if stat.S_ISLNK(mode):
             target = os.readlink(name, dir_fd=folder)
             return Row(path, Kind.LINK, 0, 0, facts.st_mtime_ns, 0, 0, *who, target)
-        if self._remedy is None:
-            return Row(path, Kind.SPECIAL, 0, 0, facts.st_mtime_ns, 0, 0, *who)
         what = f"{kind_of(mode)}, which cannot be staged"
         raise SourceError(f"{text_of(self._path(path))} is {what}; {self._remedy}")
 

@@ -13,11 +13,9 @@ import pytest
 from stager.base import linux
 from stager.base.linux import (
     Quota,
-    Rename,
     is_alone,
     leave_network,
     quota_of,
-    rename,
     set_dumpable,
     sync_filesystem,
 )
@@ -35,34 +33,6 @@ def folder(tmp_path: Path) -> Iterator[int]:
     descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     yield descriptor
     os.close(descriptor)
-
-
-def test_a_rename_without_replacing_fails_where_the_name_exists(
-    tmp_path: Path, folder: int
-) -> None:
-    (tmp_path / "old").write_text("old")
-    rename(f"{tmp_path}/old", "new", Rename.NO_REPLACE, new_folder=folder)
-    assert (tmp_path / "new").read_text() == "old"
-    (tmp_path / "old").write_text("second")
-    with pytest.raises(FileExistsError) as caught:
-        rename(f"{tmp_path}/old", "new", Rename.NO_REPLACE, new_folder=folder)
-    assert str(caught.value) == "[Errno 17] File exists"
-    assert (tmp_path / "new").read_text() == "old"
-
-
-def test_an_exchange_swaps_two_names_of_any_bytes(tmp_path: Path, folder: int) -> None:
-    name = os.fsdecode(b"caf\xe9")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / name).write_text("file")
-    rename(f"{tmp_path}/folder", name, Rename.EXCHANGE, new_folder=folder)
-    assert (tmp_path / name).is_dir()
-    assert (tmp_path / "folder").read_text() == "file"
-
-
-def test_an_exchange_with_nothing_fails(tmp_path: Path, folder: int) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(FileNotFoundError):
-        rename(f"{tmp_path}/file", "nothing", Rename.EXCHANGE, new_folder=folder)
 
 
 def test_a_filesystem_is_synced_by_any_of_its_descriptors(folder: int) -> None:

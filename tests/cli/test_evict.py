@@ -84,7 +84,7 @@ def test_evict_reports_what_it_would_delete_and_then_what_it_deleted(copies: Des
 def test_a_copy_that_its_user_has_removed_is_not_told_as_evicted(copies: Desk, chosen: str) -> None:
     copies.copy(2, "/nvme/img.sqsh").unlink()
     time.sleep(1.1)  # see above
-    for option, done in (("--dry-run", "would be evicted"), ("--force", "evicted")):
+    for option, done in (("--dry-run", "would be evicted"), ("--", "evicted")):
         assert copies.simulated("evict", option, chosen) == Ran(
             0,
             f"stage: /nvme/img.sqsh: {done} on node[1,3] (2 nodes)\n"
@@ -92,48 +92,30 @@ def test_a_copy_that_its_user_has_removed_is_not_told_as_evicted(copies: Desk, c
         )  # fmt: skip
 
 
-def test_a_folder_with_files_of_ones_own_is_kept_unless_forced(desk: Desk) -> None:
+def test_files_that_were_added_to_a_folder_stay_and_the_folder_is_staged_again(desk: Desk) -> None:
     folder = desk.folder / "set"
     folder.mkdir()
     (folder / "a").write_text("staged")
-    assert desk.local("stage", f"{folder}:/nvme/set").code == 0
-    for name in ("r1", "r2", "r3", "r4"):
-        desk.copy(2, f"/nvme/set/{name}").write_text("mine")
-    time.sleep(1.1)
-    where = "stage: /nvme/set: {} on node{}\n"
-    files = "4 files that were added or changed after staging"
-    remedy = "move them elsewhere, or delete the whole copy: stagectl evict --force /nvme/set"
-    kept = f"stage: node2: /nvme/set holds {files}: r1, r2, r3 and 1 more; {remedy}\n"
-    stays = "on node2: /nvme/set (holds files of the user's own: r1, r2, r3 and 1 more)\n"
-    others = "[1,3] (2 nodes)"
-    would = where.format("would be evicted", others)
-    assert desk.simulated("evict", "--dry-run", "/nvme/set") == Ran(3, would, kept)
-    assert desk.simulated("evict", "--dry-run", "--older", "1s") == Ran(
-        0, f"{would}stage: would be kept {stays}", ""
-    )
-    went = where.format("evicted", others)
-    assert desk.simulated("evict", "/nvme/set") == Ran(3, went, kept)
-    nothing = f"stage: kept {stays}stage: nothing to evict on node[1,3] (2 nodes)\n"
-    assert desk.simulated("evict", "--older", "1s") == Ran(0, nothing, "")
-    assert desk.copy(2, "/nvme/set/r1").read_text() == "mine"
-    note = f"stage: /nvme/set: note: on node2, {files} {{}} deleted: r1, r2, r3 and 1 more\n"
-    assert desk.simulated("evict", "--dry-run", "--force", "/nvme/set") == Ran(
-        0, where.format("would be evicted", 2) + note.format("would be"), ""
-    )
-    assert desk.simulated("evict", "--force", "--older", "1s") == Ran(
-        0, where.format("evicted", 2) + note.format("were"), ""
-    )
-    assert not desk.copy(2, "/nvme/set").exists()
+    value = f"{folder}:/nvme/set"
+    assert desk.local("stage", value).code == 0
+    desk.copy(2, "/nvme/set/mine").write_text("mine")
+    assert desk.simulated("evict", "/nvme/set") == Ran(
+        0,
+        "stage: /nvme/set: evicted on node[1,3] (2 nodes)\n"
+        "stage: /nvme/set: evicted, but for files of yours, on node2\n", "",
+    )  # fmt: skip
+    assert [path.name for path in desk.copy(2, "/nvme/set").iterdir()] == ["mine"]
+    assert desk.local("stage", value).code == 0
+    for node in (1, 2, 3):
+        assert desk.copy(node, "/nvme/set/a").read_text() == "staged"
+    assert desk.copy(2, "/nvme/set/mine").read_text() == "mine"
 
 
 def test_a_dry_run_says_what_evict_would_refuse(copies: Desk) -> None:
     copies.copy(1, "/nvme/img.sqsh").write_text("mine")
-    changed = (
-        "stage: node1: /nvme/img.sqsh is no longer what was staged there; move it elsewhere, or "
-        "delete it: stagectl evict --force /nvme/img.sqsh\n"
-    )
+    changed = "stage: node1: /nvme/img.sqsh was changed or replaced, so it would not be deleted\n"
     assert copies.simulated("evict", "--dry-run", "/nvme/img.sqsh") == Ran(
-        3, "stage: /nvme/img.sqsh: would be evicted on node[2-3] (2 nodes)\n", changed
+        7, "stage: /nvme/img.sqsh: would be evicted on node[2-3] (2 nodes)\n", changed
     )
 
 
@@ -148,7 +130,7 @@ def test_what_took_a_copy_s_place_is_kept_and_the_command_to_delete_it_is_named(
     for node in nodes:
         copies.copy(node).unlink()
         (copies.copy(node) / "mine").mkdir(parents=True)
-    replaced = f"stage: {folded}: {path} was replaced by something else, so it"
+    replaced = f"stage: {folded}: {path} was changed or replaced, so it"
     went = f"stage: {path}: {{}} on {others}\n"
     assert copies.simulated("evict", "--dry-run", path) == Ran(
         7, went.format("would be evicted"), f"{replaced} would not be deleted\n"

@@ -15,7 +15,6 @@ from stager.base.outcome import (
     ItemReport,
     NodeRates,
     Outcome,
-    OwnFiles,
     Rate,
     Slow,
     total,
@@ -128,35 +127,12 @@ def test_that_a_copy_of_another_source_is_replaced_is_told(how: str, *, dry_run:
     assert summary(outcome, fold)[1:] == [f"/nvme/img: note: a copy of /data/old {how} replaced"]
 
 
-def test_the_rest_of_an_old_version_is_named() -> None:
-    outcome = Outcome(
-        [replace(item([], ALL), rests={"/nvme/img.before-staging": ["n1", "n2"]})], [], 2.0
-    )
-    _, note = summary(outcome, fold)
-    assert note == (
-        "/nvme/img: note: on n[1-2] (2 nodes), /nvme/img.before-staging looks like the rest of "
-        "an old version; delete it when you have looked through it"
-    )
-
-
-def test_what_was_written_into_a_folder_while_it_was_staged_is_told() -> None:
-    kept = [
-        OwnFiles("n1", 1, ("a",)),
-        OwnFiles("n3", 1, ("a",)),
-        OwnFiles("n2", 4, ("b", "c", "d")),
-    ]
-    _, first, second = summary(Outcome([replace(item(ALL, []), kept=kept)], [], 2.0), fold)
-    begin, end = "/nvme/img: note: on", "what was written there during the stage was kept:"
-    assert first == f"{begin} n[1,3] (2 nodes), {end} a"
-    assert second == f"{begin} n2, {end} b, c, d and 1 more"
-
-
 def test_a_file_of_the_users_own_is_not_replaced_silently() -> None:
     outcome = Outcome([replace(item(ALL, []), changed=["n1", "n3"])], [], 2.0)
     _, note = summary(outcome, fold)
     assert note == (
-        "/nvme/img: note: on n[1,3] (2 nodes), 1 file that was not staged, or was changed since, "
-        "was replaced; write what you want to keep elsewhere"
+        "/nvme/img: note: on n[1,3] (2 nodes), what was not staged, or was changed since, was "
+        "replaced; write what you want to keep elsewhere"
     )
     _, note = summary(replace(outcome, dry_run=True), fold)
     assert note == (
@@ -370,9 +346,6 @@ def test_the_json_of_an_outcome() -> None:
                 "cached": [],
                 "pinned": [],
                 "replaced": "",
-                "rests": {},
-                "lost": [],
-                "kept": [],
             }
         ],
         "failures": [],

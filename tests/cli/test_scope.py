@@ -103,7 +103,7 @@ def test_root_is_told_to_ask_within_a_job_of_its_own(desk: Desk) -> None:
     of_job = Scope(nodes=NODES, whole_job=True, other_job=75)
     assert of_job.without_ssh(["status"], ANSWERS) == instead.format("n[1-2]", "status")
     for words in (
-        f"evict --user {USER} --force /nvme/a /nvme/b",
+        f"evict --user {USER} /nvme/a /nvme/b",
         f"evict --user {USER} --older 5400s --dry-run",
         "evict --to-free 1000B",
         f"unpin --user {USER} /nvme/a",

@@ -12,7 +12,7 @@ import pytest
 from stager.base.errors import PolicyRefusal
 from stager.copies.as_owner import carry_out_for
 from stager.copies.status import node_status
-from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, Stays, carry_out
+from stager.copies.upkeep import Action, Command, Done, NodeResult, Refused, carry_out
 from stager.disk.cache import Cache, open_cache
 from stager.disk.record import VERSION, CopyFacts, Record
 from stager.source.posix import facts_of
@@ -99,19 +99,6 @@ def test_root_unpins_the_copies_of_the_one_user(disk: Path) -> None:
     unpin = Command(Action.UNPIN, ("/nvme",), (), (path,), user=USER)
     assert carry_out_for(USER, unpin, str(disk)) == NodeResult([Done(path, 4)])
     assert evict(USER, disk, USER) == NodeResult([Done(path, 4096)])
-
-
-def test_root_is_told_what_to_do_with_a_copy_that_holds_files_of_the_users_own(disk: Path) -> None:
-    path = f"/nvme/{USER}"
-    (disk / path[1:]).write_bytes(b"mine")
-    os.utime(disk / path[1:], ns=(1, 1))
-    [refused] = evict(USER, disk, USER).refused
-    assert refused.code == 3
-    assert refused.message == (
-        f"{path} is no longer what was staged there; move it elsewhere, or delete it: stagectl "
-        f"evict --user {USER} --force {path}"
-    )
-    assert evict(USER, disk, older=60).stay == [Stays(path, "is no longer what was staged there")]
 
 
 def test_others_than_root_may_not_ask(disk: Path) -> None:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
-import stat
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stager.base import paths
-from stager.base.errors import DestinationError, SpaceError
+from stager.base.errors import DestinationError
 from stager.copies.evict import find_candidates
-from stager.copies.own import HoldsOwnError, find_own
-from stager.copies.removal import SetAsideError, remove
-from stager.disk.cache import Cache, open_cache
 from stager.disk.jobs import note_uses, remove_files
-from stager.disk.locks import Locks
 from stager.disk.parents import made_parents
-from tests.support.copies import MIB, Node, bytes_taken, make, put_own, room_on
-from tests.support.meddler import Meddler
+from tests.support.copies import Node, bytes_taken, put_own
 from tests.support.trees import stage_folder
-from tests.support.users import as_ordinary_user, forked, on_tmpfs, ordinary_home
+from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import TypeVar
-
-    from stager.copies.reading import Reading
-    from stager.disk.record import Record
-
-    T = TypeVar("T")
 
 
 def test_a_copy_goes_with_its_record(node: Node) -> None:
@@ -85,315 +69,85 @@ def _take_inode(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [put_own, _edit, _link, _take_inode])
-def test_a_file_that_a_user_made_of_a_copy_is_kept_unless_forced(
+def test_a_file_that_a_user_made_of_a_copy_is_kept(
     node: Node, change: Callable[[Path], object]
 ) -> None:
     record = node.put("a", 10)
     path = node.disk / "a"
     change(path)
     there = seen(path)
-    with pytest.raises(HoldsOwnError) as caught:
-        node.remove("a")
-    assert str(caught.value) == (
-        f"{path} is no longer what was staged there; move it elsewhere, or delete it: stagectl "
-        f"evict --force {path}"
-    )
+    assert node.remove("a") == record
     assert seen(path) == there
-    assert list(node.cache.records()) == [record]
-    assert node.remove("a", force=True) == record
-    assert not os.path.lexists(path)
     assert list(node.cache.records()) == []
 
 
-def test_a_copy_with_another_time_goes(node: Node) -> None:
-    record = node.put("a", 10)
-    os.utime(node.disk / "a", ns=(5, 5))
-    assert node.remove("a") == record
-    assert node.names() == []
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node, *, force: bool) -> None:
+def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     node.put("a", 10)
     (node.disk / "a").unlink()
     (node.disk / "a").mkdir()
-    assert node.remove("a", force=force) is not None
+    assert node.remove("a") is not None
     assert (node.disk / "a").is_dir()
     assert list(node.cache.records()) == []
 
 
-def test_a_staged_folder_of_which_every_file_was_changed_is_kept_unless_forced(node: Node) -> None:
-    folder = node.disk / "set"
-    record = stage_folder(node.cache, str(folder))
-    _edit(folder / "a")
-    room = room_on(node, 1, bytes_taken(node))
-    with pytest.raises(SpaceError, match=r"/set \(holds files of the user's own\); "):
-        room.plan()
-    with pytest.raises(HoldsOwnError) as caught:
-        node.remove("set")
-    assert caught.value.files == ["a"]
-    assert list(node.cache.records()) == [record]
-    assert (folder / "a").read_bytes().startswith(b"mine")
-    assert node.remove("set", force=True) == record
-    assert not folder.exists()
+def fill(folder: Path) -> None:
+    (folder / "sub/empty").mkdir(parents=True)
+    for name in ("a", "b", "sub/c"):
+        (folder / name).write_text(name)
+    (folder / "link").symlink_to("a")
+    (folder / "twin").hardlink_to(folder / "a")
+    (folder / "sub").chmod(0o500)
+
+
+def test_a_staged_folder_goes_as_a_whole(node: Node) -> None:
+    record = stage_folder(node.cache, str(node.disk / "set"), fill=fill)
+    assert node.remove("set") == record
+    assert not (node.disk / "set").exists()
     assert list(node.cache.records()) == []
 
 
-def on_late_clock(tmp_path: Path, act: Callable[[Node], T]) -> T:
-    """Return what ``act`` does of a node on a filesystem whose times are some ms behind."""
-    (tmp_path / "disk").mkdir()
-    return on_tmpfs(tmp_path / "disk", "mode=755", lambda: act(Node(tmp_path / "disk")), "ramfs")
+def test_what_was_added_or_changed_in_a_folder_stays_with_the_record_of_an_empty_copy() -> None:
+    """Else the next stage would find a folder there that nobody staged."""
 
-
-def write_meanwhile(monkeypatch: pytest.MonkeyPatch, copy: Path, late: Path) -> None:
-    """Have the file ``late`` written just after the ``copy`` was looked through."""
-
-    def find_and_write(
-        cache: Cache, record: Record, path: str, reading: Reading, folders: dict[int, bytes]
-    ) -> list[str]:
-        found = find_own(cache, record, path, reading, folders)
-        if path == str(copy):
-            late.write_bytes(b"mine")
-        return found
-
-    monkeypatch.setattr("stager.copies.removal.find_own", find_and_write)
-
-
-@pytest.mark.root
-@pytest.mark.usefixtures("_jobs")
-@pytest.mark.parametrize("mode", [0o755, 0o555])
-def test_what_is_written_into_a_folder_while_it_is_looked_through_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
-) -> None:
-    def act(node: Node) -> tuple[list[str], bytes, int, bool, list[str]]:
-        copy = node.disk / "a"
-        stage_folder(node.cache, str(copy))
-        copy.chmod(mode)
-        write_meanwhile(monkeypatch, copy, copy / "results")
-        with pytest.raises(HoldsOwnError) as caught:
-            node.remove("a")
-        late, left = (copy / "results").read_bytes(), os.listdir(node.cache.partial)
-        is_recorded = node.cache.load(str(copy)) is not None
-        return caught.value.files, late, copy.stat().st_mode & 0o777, is_recorded, left
-
-    assert on_late_clock(tmp_path, act) == (["results"], b"mine", mode, True, [])
-
-
-def look_late(monkeypatch: pytest.MonkeyPatch, copy: Path, act: Callable[[], object]) -> None:
-    """Have a file written into the ``copy`` after the first look, and ``act`` done afterwards."""
-    done: list[str] = []
-
-    def find_and_act(
-        cache: Cache, record: Record, path: str, reading: Reading, folders: dict[int, bytes]
-    ) -> list[str]:
-        found = find_own(cache, record, path, reading, folders)
-        done.append(path)
-        if len(done) == 1:
-            (copy / "results").write_bytes(b"mine")
-        else:
-            act()
-        return found
-
-    monkeypatch.setattr("stager.copies.removal.find_own", find_and_act)
-
-
-def test_if_the_name_of_a_copy_was_taken_meanwhile_the_new_name_is_told(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = node.disk / "a"
-    aside = node.disk / "a.before-eviction-1"
-    (node.disk / "a.before-eviction").write_bytes(b"another")
-    stage_folder(node.cache, str(copy))
-    look_late(monkeypatch, copy, lambda: copy.write_bytes(b"yet another"))
-    room = room_on(node, 1, bytes_taken(node))
-    with pytest.raises(DestinationError) as caught:
-        make(node, room)
-    assert caught.value.message == (
-        f"{copy} was to be evicted, but files were written into it meanwhile, and something else "
-        f"has its name now; they are in {aside}, with the rest of the copy"
-    )
-    assert (copy.read_bytes(), (aside / "results").read_bytes()) == (b"yet another", b"mine")
-    assert list(node.cache.records()) == []
-    assert os.listdir(node.cache.partial) == []
-
-
-def test_if_an_eviction_is_killed_what_was_written_meanwhile_is_kept(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = node.disk / ("long name " * 25)
-    stage_folder(node.cache, str(copy))
-    look_late(monkeypatch, copy, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(AssertionError, match="ended with -9"):
-        forked(lambda: node.remove(copy.name))
-    open_cache(str(node.disk), os.getuid())
-    assert (node.disk / f"{copy.name[:50]}.before-eviction/results").read_bytes() == b"mine"
-
-
-def remove_and_write(
-    node: Node, monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object]
-) -> int:
-    """Have a file written into the copy that is removed, after all looks; return its folder.
-
-    Then ``act`` is called with the descriptor of that folder.
-    """
-    discard = Cache.discard
-    copy = os.open(node.disk / "a", os.O_RDONLY)
-
-    def write_and_discard(
-        cache: Cache, name: str, folder: int, remove: Callable[[str], object]
-    ) -> None:
-        os.close(os.open("results", os.O_CREAT | os.O_WRONLY, dir_fd=copy))
-        act(copy)
-        discard(cache, name, folder, remove)
-
-    monkeypatch.setattr(Cache, "discard", write_and_discard)
-    node.remove("a")
-    return copy
-
-
-def test_what_a_program_writes_into_a_folder_as_it_is_removed_is_kept(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage_folder(node.cache, str(node.disk / "a"))
-    removed = remove_and_write(node, monkeypatch, lambda _: None)
-    assert os.listdir(node.disk / "a") == ["results"]
-    assert os.listdir(removed) == os.listdir(node.cache.partial) == []
-    assert list(node.cache.records()) == []
-
-
-def test_a_folder_that_a_program_makes_or_moves_there_as_the_copy_is_removed_is_kept(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    (moved / "older").write_bytes(b"mine")
-
-    def act(folder: int) -> None:
-        os.rename(moved, "moved", dst_dir_fd=folder)
-        os.mkdir("empty", dir_fd=folder)
-
-    stage_folder(node.cache, str(node.disk / "a"))
-    removed = remove_and_write(node, monkeypatch, act)
-    assert sorted(os.listdir(node.disk / "a")) == ["empty", "moved", "results"]
-    assert (node.disk / "a/moved/older").read_bytes() == b"mine"
-    assert os.listdir(removed) == os.listdir(node.cache.partial) == []
-
-
-def test_what_other_users_have_in_a_copy_is_put_beside_when_all_of_it_is_removed() -> None:
-    def stage(home: Path) -> None:
-        stage_folder(open_cache(str(home), os.getuid()), f"{home}/a")
-
-    def evict(home: Path) -> tuple[str, list[Record], list[str]]:
-        cache = open_cache(str(home), os.getuid())
-        with closing(Locks(cache)) as locks, pytest.raises(SetAsideError) as caught:
-            remove(cache, locks, "", f"{home}/a", force=True)
-        return caught.value.message, [*cache.records()], os.listdir(cache.partial)
+    def act(home: Path) -> list[str]:
+        node = Node(home)
+        folder = home / "set"
+        stage_folder(node.cache, str(folder), fill=fill)
+        _edit(folder / "b")
+        (folder / "sub").chmod(0o700)
+        (folder / "sub/results").mkdir()
+        (folder / "sub/results/1").write_text("mine")
+        (folder / "sub/results").chmod(0)
+        assert node.remove("set")
+        left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+        (record,) = node.cache.records()
+        assert record.tree
+        assert (record.tree.files, record.copy_facts.size, bytes_taken(node)) == (0, 0, 0)
+        assert node.remove("set")
+        (folder / "sub/results").chmod(0o700)
+        assert (folder / "sub/results/1").read_text() == "mine"
+        (folder / "b").unlink()
+        (folder / "sub/results/1").unlink()
+        (folder / "sub/results").rmdir()
+        assert node.remove("set")
+        assert list(node.cache.records()) == []
+        assert not folder.exists()
+        return left
 
     with ordinary_home() as home:
-        as_ordinary_user(lambda: stage(home))
-        (home / "a/theirs").mkdir()
-        (home / "a/theirs/results").write_text("theirs")
-        (home / "a").chmod(0o755)
-        message = (
-            f"{home}/a was evicted, but not all that other users have in it: what they alone can "
-            f"remove is in {home}/a.before-eviction"
-        )
-        assert as_ordinary_user(lambda: evict(home)) == (message, [], [])
-        left = home / "a.before-eviction"
-        assert [str(path.relative_to(left)) for path in left.rglob("*")] == [
-            "theirs",
-            "theirs/results",
-        ]
-        assert stat.S_IMODE(left.stat().st_mode) == 0o755, "they can reach it"
-        assert not (home / "a").exists()
+        left = as_ordinary_user(lambda: act(home))
+    assert left == ["b", "sub", "sub/results"]
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
-def test_what_others_put_in_the_place_of_a_copy_as_it_is_removed_is_not_looked_into(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """As a user may who can write in the folder above."""
-    private = tmp_path / "private"
-    private.mkdir()
-    (private / "key").write_bytes(b"mine")
-    discard = Cache.discard
+def test_a_folder_that_its_user_closed_goes_all_the_same() -> None:
+    def act(home: Path) -> bool:
+        node = Node(home)
+        stage_folder(node.cache, f"{home}/set", fill=fill)
+        (home / "set").chmod(0)
+        return bool(node.remove("set")) and not (home / "set").exists()
 
-    def swap_and_discard(
-        cache: Cache, name: str, folder: int, remove: Callable[[str], object]
-    ) -> None:
-        (node.disk / name).rename(node.disk / "taken")
-        if kind == "link":
-            (node.disk / name).symlink_to(private)
-        else:
-            private.rename(node.disk / name)
-        discard(cache, name, folder, remove)
-
-    monkeypatch.setattr(Cache, "discard", swap_and_discard)
-    stage_folder(node.cache, str(node.disk / "a"))
-    with pytest.raises(SetAsideError):
-        node.remove("a")
-    assert (node.disk / "a.before-eviction/key").read_bytes() == b"mine"
-    assert not (node.disk / "a").exists()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_what_a_user_does_in_a_folder_while_it_is_evicted_is_kept(
-    node: Node, tmp_path: Path, seed: int
-) -> None:
-    def fill(folder: Path) -> None:
-        for above in (folder / f"{outer}/{inner}" for outer in "abcd" for inner in "xyz"):
-            above.mkdir(parents=True)
-            for number in range(30):
-                (above / f"f{number}").write_text("staged")
-
-    def evict() -> None:
-        with suppress(HoldsOwnError, SetAsideError):
-            node.remove("set")
-
-    stage_folder(node.cache, str(node.disk / "set"), fill=fill)
-    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
-    elsewhere = tmp_path / "elsewhere"
-    with (
-        closing(Meddler(node.disk / "set", elsewhere, seed)) as meddler,
-        ThreadPoolExecutor() as pool,
-    ):
-        eviction = pool.submit(evict)
-        while not eviction.done():
-            meddler.act()
-        eviction.result()
-        assert meddler.lost(node.disk, elsewhere) == set()
-
-
-def test_if_that_file_has_no_place_the_rest_of_the_copy_is_told(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = node.disk / "a"
-    stage_folder(node.cache, str(copy))
-    with pytest.raises(DestinationError) as caught:
-        remove_and_write(node, monkeypatch, lambda _: copy.write_bytes(b"another"))
-    assert caught.value.message == (
-        f"{copy} was to be evicted, but files were written into it meanwhile, and something else "
-        f"has its name now; they are in {copy}.before-eviction, with the rest of the copy"
-    )
-    assert (node.disk / "a.before-eviction/results").exists()
-    assert copy.read_bytes() == b"another"
-    assert os.listdir(node.cache.partial) == []
-
-
-@pytest.mark.root
-@pytest.mark.usefixtures("_jobs")
-def test_a_file_that_is_written_to_while_it_is_looked_at_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def act(node: Node) -> bytes:
-        copy = node.disk / "a"
-        node.put("a", MIB)
-        write_meanwhile(monkeypatch, copy, copy)
-        with pytest.raises(HoldsOwnError):
-            node.remove("a")
-        return copy.read_bytes()
-
-    assert on_late_clock(tmp_path, act) == b"mine"
+    with ordinary_home() as home:
+        assert as_ordinary_user(lambda: act(home))
 
 
 def test_another_folder_in_the_place_of_a_staged_one_is_kept(node: Node) -> None:
@@ -401,7 +155,7 @@ def test_another_folder_in_the_place_of_a_staged_one_is_kept(node: Node) -> None
     record = stage_folder(node.cache, str(folder))
     folder.rename(node.disk / "moved")
     folder.mkdir()
-    assert node.remove("set", force=True) == record
+    assert node.remove("set") == record
     assert folder.is_dir()
     assert list(node.cache.records()) == []
 

@@ -13,7 +13,7 @@ from stager.base import linux
 from stager.base.errors import SpaceError
 from stager.base.outcome import Evicted
 from stager.base.text import bytes_text
-from stager.copies.evict import Candidate, Held, find_candidates
+from stager.copies.evict import Candidate, Held
 from stager.copies.room import (
     FreeSpace,
     Need,
@@ -224,41 +224,6 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
     assert node.names() == ["a"]
 
 
-def test_a_copy_with_files_of_the_users_own_makes_no_room_and_is_named(node: Node) -> None:
-    for number, name in enumerate(("a", "b", "c")):
-        stage_folder(node.cache, f"{node.disk}/{name}", used_at=number)
-    (node.disk / "a/results").write_bytes(b"mine")
-    size, taken = find_candidates(node.cache, "")[0].size, bytes_taken(node)
-    room = room_on(node, 1, taken)
-    assert [one.destination for one in room.plan()] == [f"{node.disk}/b"]
-    (node.disk / "b/results").write_bytes(b"mine")  # since it was planned
-    assert make(node, room) == [Evicted("n1", f"{node.disk}/c", size)]
-    assert sorted(path.name for path in node.disk.iterdir() if path.name in "abc") == ["a", "b"]
-    with pytest.raises(SpaceError) as caught:
-        room_on(node, 1, 2 * size).plan()
-    assert str(caught.value) == (
-        f"/nvme: not enough room: 1 B needed; your limit on this disk is {bytes_text(2 * size)}, "
-        f"and your other copies take {bytes_text(2 * size)}; {bytes_text(2 * size)} of your copies "
-        f"stay: {node.disk}/a (holds files of the user's own), {node.disk}/b (holds files of the "
-        "user's own); stage less, or move your files out of those copies, or delete these with "
-        "your files (stagectl evict --force DST)"
-    )
-
-
-def test_what_holds_files_of_the_users_own_is_not_said_to_be_freed(node: Node) -> None:
-    for name in ("a", "b", "c"):
-        stage_folder(node.cache, f"{node.disk}/{name}")
-        (node.disk / name / "results").write_bytes(b"mine" * (name != "c"))
-    (node.disk / "c/results").unlink()
-    size = find_candidates(node.cache, "")[0].size
-    room = room_on(node, free_space(str(node.disk), Space()).usable + (1 << 40))
-    with pytest.raises(SpaceError) as caught:
-        room.plan()
-    told = str(caught.value)
-    assert f" free, {bytes_text(size)} can be freed by removing your old copies, " in told
-    assert f"; {bytes_text(2 * size)} of your copies stay: {node.disk}/a (holds " in told
-
-
 def test_a_stage_needs_some_room_beside_its_copies_unless_the_site_keeps_as_much_free() -> None:
     free, copies = FreeSpace(0, 0), [kept("a", 4096, 1)]
     with pytest.raises(SpaceError, match=r"68\.0 KiB needed, 0 B free, 4\.0 KiB can be freed"):
@@ -277,13 +242,20 @@ def test_what_became_of_a_copy_frees_what_is_there_now(node: Node) -> None:
     put_own(node.disk / "a")
     node.put("b", MIB)
     (node.disk / "b").unlink()
-    assert bytes_taken(node) == (node.disk / "a").stat().st_blocks * 512
     node.put("c", MIB)
     with (node.disk / "c").open("ab") as file:
         file.write(b"mine")
+    assert bytes_taken(node) == 0
+
+
+def test_a_folder_with_files_of_the_users_own_makes_room_but_keeps_them(node: Node) -> None:
+    record = stage_folder(node.cache, f"{node.disk}/a")
+    (node.disk / "a/results").write_bytes(b"mine")
+    assert record.tree
     room = room_on(node, 1, bytes_taken(node))
-    with pytest.raises(SpaceError, match=r"/c \(holds files of the user's own\)"):
-        room.plan()
+    assert make(node, room) == [Evicted("n1", f"{node.disk}/a", record.tree.allocated)]
+    assert os.listdir(node.disk / "a") == ["results"]
+    assert bytes_taken(node) == 0
 
 
 @pytest.mark.root

@@ -180,9 +180,8 @@ def test_the_time_of_a_folder_on_fuse_tells_nothing(
     source, copy = node.source.with_name("set"), node.root / "set"
     for folder in (source, copy):
         folder.mkdir()
-    tree = TreeFacts(1, 0, "0" * 32, "1" * 32, "2" * 32)
+    tree = TreeFacts(1, 0, "0" * 32, "2" * 32)
     facts = SourceFacts(5, 1, 0, 0)
-    monkeypatch.setattr("stager.copies.status.is_copy", lambda *_: True)
     node.recorded(copy, source=str(source), source_facts=facts, tree=tree)
     assert [one.state for one in node.status().entries] == ["current", "stale"]
     monkeypatch.setattr("stager.source.posix.is_on_fuse", lambda _: True)

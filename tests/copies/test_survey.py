@@ -768,7 +768,7 @@ def test_a_file_in_the_place_of_a_staged_folder_is_not_replaced(node: Node) -> N
     node.stage()
     record = node.cache.load(str(node.copy))
     assert record
-    node.cache.save(replace(record, tree=TreeFacts(1, 0, "0" * 32, "0" * 32, "0" * 32)))
+    node.cache.save(replace(record, tree=TreeFacts(1, 0, "0" * 32, "0" * 32)))
     node.copy.write_bytes(b"mine")
     with pytest.raises(DestinationError) as caught:
         node.survey()

@@ -8,15 +8,14 @@ import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import xxhash
 
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
-from stager.copies import evict, removal, verify
+from stager.copies import verify
 from stager.copies.status import node_status
 from stager.copies.survey import survey
 from stager.copies.upkeep import (
@@ -42,6 +41,7 @@ from tests.support.users import OWNER, USER, as_ordinary_user, as_user, forked, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 MIB = 1 << 20
 NOW = int(time.time())
@@ -347,27 +347,30 @@ def test_nothing_is_evicted_if_all_copies_would_not_be_enough(
     assert node.left() == ["a", "b"]
 
 
-def test_a_file_in_the_place_of_a_copy_is_kept_unless_forced(node: Node) -> None:
+def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy = node.stage("a", 3600)
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
-    message = (
-        "/nvme/a is no longer what was staged there; move it elsewhere, or delete it: stagectl "
-        "evict --force /nvme/a"
-    )
     for dry_run in (True, False):
-        assert node.do(Action.EVICT, "a", dry_run=dry_run) == NodeResult(
-            refused=[Refused(3, message)]
-        )
         assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(
-            stay=[Stays("/nvme/a", "is no longer what was staged there")]
+            stay=[Stays("/nvme/a", "not the copy, which is gone")]
         )
     assert copy.read_bytes() == b"mine"
-    done = NodeResult([Done("/nvme/a", copy.stat().st_blocks * 512, 1, ("a",))])
-    assert node.do(Action.EVICT, "a", force=True, dry_run=True) == done
-    assert copy.read_bytes() == b"mine"
-    assert node.do(Action.EVICT, "a", force=True) == done
-    assert not copy.exists()
+
+
+def test_of_a_folder_that_was_evicted_it_is_told_that_files_in_it_stay(node: Node) -> None:
+    cache = open_cache(f"{node.disk}/nvme", os.getuid(), disk=str(node.disk))
+    path = node.disk / "nvme/set"
+    record = stage_folder(cache, str(path))
+    cache.forget(record.destination)
+    cache.save(replace(record, destination="/nvme/set"))
+    (path / "mine").write_text("mine")
+    assert record.tree
+    size = record.tree.allocated
+    assert node.do(Action.EVICT, "set", dry_run=True) == NodeResult([Done("/nvme/set", size)])
+    gone = Done("/nvme/set", size, kept=True)
+    assert node.do(Action.EVICT, "set") == NodeResult([gone])
+    assert (path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -382,54 +385,22 @@ def test_a_folder_in_the_place_of_a_copy_stays_and_is_not_called_evicted(
     assert copy.is_dir()
 
 
-def test_a_new_folder_with_the_inode_number_of_a_copy_makes_no_room(node: Node) -> None:
-    """As a filesystem gives it again at once. Here the record says so."""
-    cache = open_cache(f"{node.disk}/nvme", os.getuid())
-    record = stage_folder(cache, f"{node.disk}/nvme/set")
-    path = Path(record.destination)
-    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
-    shutil.rmtree(path)
-    path.mkdir()
-    (path / "mine").write_text("mine")
-    facts = replace(record.copy_facts, inode=path.stat().st_ino)
-    cache.save(replace(record, copy_facts=facts))
-    (found,) = evict.find_candidates(cache, "")
-    assert (found.size, evict.choose([found], 1)) == (0, [])
-    assert not removal.is_removable(cache, found.record, str(path))
-
-
-def test_what_a_program_wrote_as_a_copy_was_evicted_is_told(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = node.stage("a")
-    remove = removal.remove
-
-    def remove_and_write(*arguments: Any, **options: Any) -> Record | None:
-        gone = remove(*arguments, **options)
-        copy.mkdir()
-        return gone
-
-    monkeypatch.setattr(removal, "remove", remove_and_write)
-    message = "/nvme/a was deleted, except what a program wrote into it meanwhile"
-    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
-
-
 def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy = node.stage("a")
     copy.unlink()
     copy.mkdir()
-    changed = "/nvme/a was replaced by something else, so it {} not be deleted"
-    assert node.do(Action.EVICT, "a", force=True, dry_run=True) == NodeResult(
+    changed = "/nvme/a was changed or replaced, so it {} not be deleted"
+    assert node.do(Action.EVICT, "a", dry_run=True) == NodeResult(
         refused=[Refused(7, changed.format("would"))]
     )
     message = (
-        "/nvme/a was replaced by something else, so it was not deleted, and slurm-stage no longer "
+        "/nvme/a was changed or replaced, so it was not deleted, and slurm-stage no longer "
         "manages it; if you do not need it, delete it there: srun -N1 -n1 -w NODE rm -r /nvme/a"
     )
-    assert node.do(Action.EVICT, "a", force=True) == NodeResult(refused=[Refused(7, message)])
+    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
     node.stage("b").unlink()
     (copy.parent / "b").mkdir()
-    by_root = node.do(Action.EVICT, "b", force=True, user=os.getuid())
+    by_root = node.do(Action.EVICT, "b", user=os.getuid())
     message = message.replace("/a", "/b").partition(";")[0]  # no command that deletes for root
     assert by_root == NodeResult(refused=[Refused(7, message)])
     assert (copy.is_dir(), (copy.parent / "b").is_dir()) == (True, True)
@@ -442,7 +413,7 @@ def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node, path: str)
     assert [*cache.records()] == []
     (unread,) = node_status(str(node.disk), ("/nvme",), ()).unread
     assert unread.why == f"it is the record of {path}, which is not in /nvme"
-    command = Command(Action.EVICT, ("/nvme",), destinations=(path,), force=True)
+    command = Command(Action.EVICT, ("/nvme",), destinations=(path,))
     assert carry_out(command, str(node.disk)).refused == [
         Refused(
             2, f"{path} is no copy of yours here; stagectl status lists what is staged",

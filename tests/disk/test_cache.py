@@ -40,7 +40,7 @@ from tests.support.users import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-TREE = TreeFacts(1, 1, "0" * 32, "0" * 32, "0" * 32)
+TREE = TreeFacts(1, 1, "0" * 32, "0" * 32)
 COPY_FOR_ALL = replace(RECORD, copy_facts=replace(RECORD.copy_facts, owner=OWNER))
 
 

@@ -113,7 +113,6 @@ def test_an_own_file_with_the_time_of_the_source_is_overwritten_only_if_it_is_a_
     assert not is_last or world.copy.read_bytes() == mine
     (item,) = world.run(items=world.items(replace=True)).items
     assert item.received == world.nodes
-    assert [(lost.node, lost.names) for lost in item.lost] == [(world.nodes[-1], ("data",))]
 
 
 def test_a_dry_run_reports_and_does_nothing(world: FileWorld) -> None:

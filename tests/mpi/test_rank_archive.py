@@ -12,9 +12,9 @@ from stager.base.errors import SourceError
 from stager.base.options import Verify
 from stager.base.outcome import Counts
 from stager.request.items import Space
-from stager.tree.table import as_copy
 from stager.tree.walk import walk
 from tests.support.tree_world import TreeWorld, archive_of, files_beneath
+from tests.support.trees import as_copy
 from tests.support.world import messages
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from stager.rank.agree import Context
 from stager.rank.main import run
 from stager.tree.listing import Kind
 from stager.tree.stream import StreamReader
-from stager.tree.table import as_copy
 from stager.tree.walk import walk
 from stager.wire.channel import Channel
 from stager.wire.settings import KEY_SIZE
@@ -32,6 +31,7 @@ from tests.support.tree_world import (
     damage,
     files_beneath,
 )
+from tests.support.trees import as_copy
 from tests.support.world import messages
 
 if TYPE_CHECKING:

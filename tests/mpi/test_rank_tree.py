@@ -18,7 +18,7 @@ from stager.disk.cache import Cache, open_cache
 from stager.request.items import Space
 from stager.tree.partial import PartialTree
 from stager.tree.stream import StreamReader
-from stager.tree.table import as_copy
+from stager.tree.update import Step, Update
 from stager.tree.walk import walk
 from tests.support.tree_world import (
     ALL,
@@ -28,6 +28,7 @@ from tests.support.tree_world import (
     assert_unchanged_by_a_failure,
     damage,
 )
+from tests.support.trees import as_copy
 from tests.support.world import messages
 
 if TYPE_CHECKING:
@@ -117,25 +118,40 @@ def test_the_last_node_gets_the_folder_from_the_first(world: TreeWorld) -> None:
     assert item.source_bytes_read == (TOTAL if alone else 0)
 
 
-def test_a_copy_in_which_modules_were_compiled_is_current(world: TreeWorld) -> None:
-    """Else each job that imports them has the folder replaced beneath the other jobs."""
+def test_files_that_were_added_to_a_copy_stay_whether_the_source_changes_or_not(
+    world: TreeWorld,
+) -> None:
     world.stage()
-    compiled = world.copy / "sub5/__pycache__/x.pyc"
+    own = ["sub5/__pycache__/x.pyc", "results/1/out", "sub1/log", "-"]
 
-    def compile_modules() -> None:
-        compiled.parent.mkdir()
-        compiled.write_bytes(b"compiled")
+    def add() -> None:
+        for name in own:
+            (world.copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (world.copy / name).write_text(name)
+        os.mkfifo(world.copy / "sub5/pipe")
+        (world.copy / "results/1").chmod(0)  # nobody looks into it
 
-    world.on_last(compile_modules)
+    world.on_last(add)
     (item,) = world.run().items
     assert (item.received, item.reasons) == ([], [])
-    world.on_first(lambda: (world.source / "sub5/file5").write_bytes(b"new"))
-    assert world.stage().received == world.nodes
-    world.on_last(lambda: _assert_gone(compiled))
 
+    def change() -> None:
+        (world.source / "sub5/file5").write_bytes(b"new")
+        shutil.rmtree(world.source / "sub1")
 
-def _assert_gone(path: Path) -> None:
-    assert not path.exists()
+    world.on_first(change)
+    (item,) = world.run().items
+    assert (item.received, item.changed) == (world.nodes, [])
+
+    def check() -> None:
+        (world.copy / "results/1").chmod(0o700)
+        assert {name: (world.copy / name).read_text() for name in own} == {one: one for one in own}
+        assert (world.copy / "sub5/pipe").is_fifo()
+        assert (world.copy / "sub5/file5").read_bytes() == b"new"
+        assert os.listdir(world.copy / "sub1") == ["log"]
+
+    world.on_last(check)
+    assert world.run().items[0].received == []
 
 
 @pytest.mark.parametrize(
@@ -143,29 +159,83 @@ def _assert_gone(path: Path) -> None:
     [
         (lambda tree: (tree / "sub5/file5").write_bytes(b"written by a job"), 5, "sub5/file5"),
         (lambda tree: (tree / "sub5/file5").unlink(), 5, ""),
-        (lambda tree: (tree / "new").touch(), 0, "new"),
         (lambda tree: (tree / "empty").rmdir(), 0, ""),
+        (lambda tree: shutil.rmtree(tree / "sub5"), 707, ""),
         (lambda tree: (tree / "sub5/file5").chmod(0o600), 5, ""),
-        (lambda tree: os.utime(tree / "sub5/file5", ns=(5, 5)), 5, ""),
+        (lambda tree: os.utime(tree / "sub5/file5", ns=(5, 5)), 5, "sub5/file5"),
+        (lambda tree: relink(tree / "link", "elsewhere"), 0, "link"),
+        (lambda tree: relink(tree / "link", "sub1/file1"), None, ""),
+        (lambda tree: (tree / "twin").unlink(), 0, ""),
+        (lambda tree: relink(tree / "twin", "large"), 0, "twin"),
     ],
-    ids=["written", "removed", "added", "folder", "mode", "touched"],
-)
-def test_what_a_job_changed_in_its_copy_is_restored_but_its_own_files_only_if_they_may_go(
-    world: TreeWorld, damage: Callable[[Path], object], moved: int, own: str
+    ids=[
+        "written", "removed", "folder", "files", "mode", "touched", "link", "same link",
+        "hard link", "no hard link",
+    ],
+)  # fmt: skip
+def test_what_a_job_changed_in_its_copy_is_restored_but_only_with_replace_if_it_is_lost_then(
+    world: TreeWorld, damage: Callable[[Path], object], moved: int | None, own: str
 ) -> None:
     world.stage()
     world.on_last(lambda: damage(world.copy))
     last = world.nodes[-1]
     if own:
+        before = os.lstat(world.source.parent / last / "nvme/tree" / own)
         assert messages(world.run()) == [f"6 {last}: {refusal(own)}"]
-        before = (world.source.parent / last / "nvme/tree" / own).read_bytes()
-        assert before in (b"", b"written by a job")
+        assert before == os.lstat(world.source.parent / last / "nvme/tree" / own)
         world.comm.Barrier()
+    if moved is None:
+        assert world.run().items[0].received == []
+        return
     item = world.stage(replace=bool(own))
     assert (item.received, item.reasons) == ([last], ["the copy changed"])
-    assert item.tree == Counts(len(FILES), int(moved > 0), moved)
+    assert item.tree
+    assert item.tree.moved_size == moved
     assert item.changed == ([last] if own else [])
-    assert [(lost.node, lost.names) for lost in item.lost] == ([(last, (own,))] if own else [])
+
+
+def relink(path: Path, target: str) -> None:
+    """Put a symbolic link in the place of a file or link."""
+    path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("mine", "new"),
+    [
+        ("results", "results"),
+        ("results/out", "results"),
+        ("results", "results/out"),
+        ("sub5/out", "sub5"),
+    ],
+    ids=["file", "folder", "file for a folder", "in a staged folder"],
+)
+def test_an_added_file_where_a_new_version_has_something_is_named_before_anything_moves(
+    world: TreeWorld, mine: str, new: str
+) -> None:
+    world.stage()
+
+    def add() -> None:
+        (world.copy / mine).parent.mkdir(exist_ok=True)
+        (world.copy / mine).write_bytes(b"mine")
+
+    def change() -> None:
+        if (world.source / new).is_dir():
+            shutil.rmtree(world.source / new)
+        (world.source / new).parent.mkdir(exist_ok=True)
+        (world.source / new).write_bytes(b"new")
+        (world.source / "sub1/file1").unlink()
+
+    world.on_last(add)
+    world.on_first(change)
+    last = world.nodes[-1]
+    copy = world.source.parent / last / "nvme/tree"
+    named = mine if new.startswith(mine) or new == "sub5" else new
+    assert messages(world.run()) == [f"6 {last}: {refusal(named)}"]
+    assert (copy / mine).read_bytes() == b"mine"
+    assert (world.copy / "sub1/file1").exists()
+    world.comm.Barrier()
+    assert world.stage(replace=True).received == world.nodes
 
 
 def refusal(own: str) -> str:
@@ -176,33 +246,20 @@ def refusal(own: str) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "own"),
-    [
-        (lambda tree: damage(tree / "sub5/file5"), ""),
-        (lambda tree: (tree / "new").touch(), "new"),
-    ],
-    ids=["by the disk", "by the user"],
-)
-def test_a_copy_that_was_found_damaged_is_staged_anew(
-    world: TreeWorld, change: Callable[[Path], object], own: str
-) -> None:
+def test_a_copy_that_was_found_damaged_is_mended(world: TreeWorld) -> None:
     world.stage()
     cache = open_cache(world.node.path("/nvme"), os.getuid(), disk=world.node.disk)
 
     def mark() -> None:
-        change(world.copy)
+        damage(world.copy / "sub5/file5")
         record = cache.load("/nvme/tree")
         assert record
         cache.save(record.as_damaged())
 
     world.on_last(mark)
-    last = [world.nodes[-1]]
-    if own:
-        assert messages(world.run()) == [f"6 {last[0]}: {refusal(own)}"]
-    item = world.stage(replace=bool(own))
-    assert (item.received, item.changed) == (last, last if own else [])
-    assert item.tree == Counts(len(FILES), int(not own), 0 if own else 5)
+    item = world.stage()
+    assert (item.received, item.changed) == ([world.nodes[-1]], [])
+    assert item.tree == Counts(len(FILES), 1, 5)
     assert world.stage().received == []
 
 
@@ -265,19 +322,6 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
         assert world.stage(replace=True).changed == [world.nodes[-1]]
 
 
-def test_the_rest_of_an_old_version_is_found_until_its_user_deletes_it(world: TreeWorld) -> None:
-    rest = world.copy.with_name("tree.before-staging-1")
-    world.on_last(rest.mkdir)
-    found = {"/nvme/tree.before-staging-1": [world.nodes[-1]]}
-    assert world.stage().rests == found
-    assert world.stage().rests == found  # also where nothing moves
-    world.on_last(rest.rmdir)
-    assert world.stage().rests == {}
-    staged = world.items(destination="/nvme/tree.before-staging")
-    assert world.run(items=staged).items[0].rests == {}
-    assert world.stage().rests == {}  # it is a copy of its own
-
-
 def test_an_empty_folder_is_replaced(world: TreeWorld) -> None:
     world.on_last(world.copy.mkdir)
     assert world.stage().received == world.nodes
@@ -335,26 +379,57 @@ def test_if_one_node_fails_in_the_end_no_node_gets_a_new_folder(
     assert world.stage().tree == Counts(len(FILES), 1, 7)
 
 
-@pytest.mark.parametrize("exchanged", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("staged", [False, True], ids=["first", "again"])
-def test_a_failure_around_the_exchange_is_repaired_by_the_next_stage(
-    world: TreeWorld, monkeypatch: pytest.MonkeyPatch, *, exchanged: bool, staged: bool
+@pytest.mark.parametrize("published", [False, True], ids=["before", "after"])
+def test_a_failure_around_the_publication_is_repaired_by_the_next_stage(
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch, *, published: bool
 ) -> None:
-    if staged:
-        world.stage()
-        world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
     publish = PartialTree.publish
 
     def end(self: PartialTree, *where: Any) -> None:
-        if exchanged:
+        if published:
             publish(self, *where)
         raise DestinationError("the end")
 
     monkeypatch.setattr(PartialTree, "publish", end)
     assert {failure.message for failure in world.run().failures} == {"the end"}
     monkeypatch.undo()
-    assert world.copy.exists() == (staged or exchanged)
+    assert world.copy.exists() == published
     world.stage()
+    assert world.stage().received == []
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3, 6, 99])
+def test_an_update_that_ended_early_on_a_node_is_finished_by_the_next_stage(
+    world: TreeWorld, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Also by one that finds the new version current: its record is not yet that."""
+    world.stage()
+
+    def change() -> None:
+        (world.source / "sub1/file1").write_bytes(b"changed")
+        (world.source / "sub2/new/inner").mkdir(parents=True)
+        (world.source / "sub2/new/inner/file").write_bytes(b"new")
+        shutil.rmtree(world.source / "sub3")
+
+    world.on_first(change)
+    take, left = Update.take, [taken]
+
+    def end(self: Update, step: Step) -> None:
+        if not left[0]:
+            raise DestinationError("the end")
+        left[0] -= 1
+        take(self, step)
+
+    def not_finish(*_: object) -> None:
+        raise DestinationError("the end")
+
+    if world.comm.rank == world.comm.size - 1:
+        monkeypatch.setattr(Update, "take", end)
+        monkeypatch.setattr(Cache, "finish_update", not_finish)
+    assert messages(world.run()) == [f"6 {world.nodes[-1]}: the end"]
+    monkeypatch.undo()
+    (item,) = world.run(dry_run=True).items
+    assert (item.received, item.reasons) == ([world.nodes[-1]], ["the copy changed"])
     assert world.stage().received == []
 
 

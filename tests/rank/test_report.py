@@ -90,16 +90,15 @@ def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
     assert report.reasons == ["spread over other nodes"]
 
 
-def test_what_is_replaced_and_what_is_left_of_old_versions_is_reported() -> None:
+def test_what_is_replaced_is_reported() -> None:
     plan = TransferPlan(9, (0, 1), (2,), (0,), True, "")
     surveys = [
-        Survey("n0", Reason.ABSENT, "", rest="/nvme/x.before-staging"),
+        Survey("n0", Reason.ABSENT, ""),
         Survey("n1", Reason.ALWAYS, "", replaces="/shared/old"),
-        Survey("n2", None, "", rest="/nvme/x.before-staging"),
+        Survey("n2", None, ""),
     ]
     report = item_report(task(plan), surveys, Delivered("digest"), 1.0)
     assert report.replaced == "/shared/old"
-    assert report.rests == {"/nvme/x.before-staging": ["n0", "n2"]}
 
 
 TEAM = "all members of the group team could replace the copy, as they may write in /nvme/team"

@@ -20,8 +20,7 @@ from stager.source.settings import DEFAULT_REMOTE
 from stager.wire.settings import Settings
 
 COPY = CopyFacts(size=9, mtime_ns=2, inode=3, owner=4)
-TREE = TreeFacts(files=1, allocated=9, source_digest="1" * 32, copy_digest="2" * 32,
-                 table_digest="3" * 32)  # fmt: skip
+TREE = TreeFacts(files=1, allocated=9, source_digest="1" * 32, table_digest="3" * 32)  # fmt: skip
 PLAN = TransferPlan(9, (1,), (0,), (0,), False, "digest")
 
 

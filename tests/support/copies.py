@@ -53,9 +53,9 @@ class Node:
         self.cache.save(record)
         return record
 
-    def remove(self, name: str, *, force: bool = False) -> Record | None:
+    def remove(self, name: str) -> Record | None:
         with closing(Locks(self.cache)) as locks:
-            return remove(self.cache, locks, "", str(self.disk / name), force=force)
+            return remove(self.cache, locks, "", str(self.disk / name))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.disk.iterdir() if path.is_file())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from stager.base.outcome import Counts
 from stager.tree.partial import PartialTree
-from stager.tree.table import as_copy
 from stager.tree.walk import walk
+from tests.support.trees import as_copy
 from tests.support.world import World
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from stager.disk.record import Record, TreeFacts
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.partial import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.table import Table, as_copy
+from stager.tree.table import Table
 from tests.support.records import RECORD
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def stage_folder(
         file = f"{tree.path}/{text_of(copy.paths[row])}"
         digests[place(row)] = bytes.fromhex(digest_of(file))
     table = cache.announce_table(path, Table.of(copy, copy, bytes(digests), {}).to_bytes())
-    facts = TreeFacts(copy.files, copy.allocated(), "0" * 32, as_copy(copy).digest(), table)
+    facts = TreeFacts(copy.files, copy.allocated(), "0" * 32, table)
     record = replace(
         RECORD,
         destination=path,
@@ -52,3 +53,15 @@ def stage_folder(
     tree.close()
     cache.settle(path)
     return record
+
+
+def as_copy(listing: Listing) -> Listing:
+    """Return the listing of a copy without the times that change although its data does not.
+
+    A program that makes and removes a file in a folder changes the folder's mtime.
+    """
+    mtimes = (
+        0 if kind == Kind.FOLDER else mtime
+        for kind, mtime in zip(listing.kinds, listing.mtimes, strict=True)
+    )
+    return replace(listing, ctimes=array("q", bytes(8 * len(listing))), mtimes=array("q", mtimes))

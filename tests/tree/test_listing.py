@@ -22,7 +22,7 @@ EXTENTS = st.lists(st.builds(Extent, st.integers(0, 2**40), st.integers(1, 2**40
 ROWS = st.builds(
     Row,
     path=NAMES,
-    kind=st.sampled_from([kind for kind in Kind if kind is not Kind.SPECIAL]),
+    kind=st.sampled_from(Kind),
     mode=NUMBERS,
     size=NUMBERS,
     mtime_ns=TIMES,
