@@ -71,10 +71,10 @@ AZURITE = azurite@3.33.0
 AZURITE_DAY = 2026-11-01
 # An MPICH beside Debian's Open MPI: as a package of Debian's, it would be in the loader's way.
 MPICH = mpich==5.0.2
-SCRIPTS = .ci/run packaging/install packaging/deb/build packaging/rpm/build \
+SCRIPTS = .ci/run packaging/install packaging/slurm-stage packaging/deb/build packaging/rpm/build \
 	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer \
 	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
-	$(wildcard packaging/deb/debian/*.preinst packaging/deb/debian/*.post*)
+	$(wildcard packaging/deb/debian/*.pre* packaging/deb/debian/*.post*)
 
 .PHONY: demo help test nightly test-majors test-packages check lint hooks bench compare soak campaign cluster install deb \
 	rpm man pictures lock packages deb-packages clean

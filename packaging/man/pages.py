@@ -52,11 +52,10 @@ SECTIONS: Mapping[str, tuple[tuple[str, Path, str], ...]] = {
     "spank_stage.8": (
         ("Description", ADMIN, ""),
         ("Requirements", ADMIN, "What you need"),
-        ("Many nodes", ADMIN, "Many nodes"),
         ("Install on Debian", ADMIN, "Install on Debian"),
         ("Install by RPM", ADMIN, "Install by RPM"),
         ("Install beneath a prefix", ADMIN, "Install beneath a prefix"),
-        ("Folders made at boot", ADMIN, "Folders made at boot"),
+        ("What a node gets", ADMIN, "What a node gets"),
         ("Check the installation", ADMIN, "Check the installation"),
         ("Update", ADMIN, "Update"),
         ("Remove", ADMIN, "Remove"),

@@ -80,6 +80,16 @@ static bool already_prepared(uid_t uid, const char *config)
 	return good && lines > 0;
 }
 
+/* In slurmd: root's folders beneath the roots, so that no user can take their names first. */
+void stage_prepare_roots(const struct stage_config *config)
+{
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), NULL };
+	const int code =
+		stage_child_run((char *const *)argv, stage_clean_environment, STAGE_PREPARE_LIMIT);
+
+	stage_child_complain("making the folders of", "root", code, STAGE_PREPARE_LIMIT, config);
+}
+
 /* Marks the job and gives its user a room; the lock keeps the end of another job from removing it.
  */
 static void begin(spank_t spank, uid_t uid)

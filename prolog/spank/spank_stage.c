@@ -5,7 +5,7 @@
  *   srun, sbatch, salloc options    submit          -                      -
  *   srun, later          -          -               quiet, in local_user_init
  *   slurmstepd           options    -               order, prepare         gate
- *   slurmd               expect_marks, note_namespace
+ *   slurmd               expect_marks, note_namespace, prepare_roots
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
  * A failure in a node's init, init_post_opt, user_init, task_post_fork, job_prolog or job_epilog
@@ -61,6 +61,8 @@ int slurm_spank_init(spank_t spank, int argc, char **argv)
 			stage_config_complain(&config);
 		stage_expect_marks();
 		stage_room_note_namespace();
+		if (!config.fault)
+			stage_prepare_roots(&config);
 	}
 	if (spank_context() == S_CTX_REMOTE && !repeated && stage_options_register(spank) != 0)
 		slurm_error("stage: registering the options failed");

@@ -149,6 +149,7 @@ void stage_submit_pass_on_quiet(spank_t spank);
 int stage_submit(spank_t spank, const struct stage_config *config);
 
 /* prepare.c */
+void stage_prepare_roots(const struct stage_config *config);
 void stage_prepare(spank_t spank, const struct stage_config *config);
 
 /* gate.c */

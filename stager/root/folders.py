@@ -48,8 +48,8 @@ def group_of(uid: int) -> int:
         ) from None
 
 
-def make_folder(root: str, folder: str, uid: int, gid: int) -> str:
-    """Make ``root/folder`` for root, and in it the private folder ``uid`` of that user.
+def make_folder(root: str, folder: str, uid: int | None = None, gid: int = 0) -> str:
+    """Make ``root/folder`` for root, and in it the private folder ``uid`` of that user, if any.
 
     Return what was moved out of the way, if a user made it first, as administrators are told. Raise
     OSError, or UnsafeError if a folder belongs to somebody else.
@@ -64,8 +64,8 @@ def make_folder(root: str, folder: str, uid: int, gid: int) -> str:
     return moved
 
 
-def _make_in(base: int, path: str, uid: int, gid: int) -> None:
-    """Make the folder ``path``, in the descriptor ``base``, and the user's in it."""
+def _make_in(base: int, path: str, uid: int | None, gid: int) -> None:
+    """Make the folder ``path``, in the descriptor ``base``, and the user's in it, if any."""
     with made(base, os.path.basename(path), 0o755, enter_mounts=False) as parent:
         facts = os.fstat(parent)
         if facts.st_uid != 0:
@@ -79,6 +79,8 @@ def _make_in(base: int, path: str, uid: int, gid: int) -> None:
                 f"chmod 0755 {path}"
             )
         os.fchmod(parent, 0o755)  # users pass through it, whatever mask root ran with
+        if uid is None:
+            return
         with made(parent, str(uid), 0o700, enter_mounts=False) as home:
             if os.fstat(home).st_uid == 0 and uid != 0:
                 # Still root's own and in root's folder: nobody had a chance to change it.

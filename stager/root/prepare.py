@@ -1,9 +1,10 @@
-"""Make a user's folders on the disks of this node before a job, as root.
+"""Make root's folders on the disks of this node, and a user's in them before a job, as root.
 
-The plugin or a site's prolog runs ``python -I -m stager.root.prepare --config stage.toml UID``. A
-prolog adds ``--job JOB`` to mark the job and to make the user's room beneath /run; the plugin does
-that itself. Root touches only the site's cache roots, and no path that a user named. When
-everything is made, a note beneath /run tells the plugin (prepare.c) not to run this again.
+The plugin or a site's prolog runs ``python -I -m stager.root.prepare --config stage.toml UID``; as
+slurmd starts, the plugin runs it without UID, so that no user takes the names. A prolog adds
+``--job JOB`` to mark the job and to make the user's room beneath /run; the plugin does that itself.
+Root touches only the site's cache roots, and no path that a user named. When everything is made, a
+note beneath /run tells the plugin (prepare.c) not to run this again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stager.root.prepare", description=__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--job", type=int, default=0)
-    parser.add_argument("uid", type=int)
+    parser.add_argument("uid", type=int, nargs="?")
     options = parser.parse_args(arguments)
     syslog.openlog("slurm-stage", syslog.LOG_PID)
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         syslog.syslog(syslog.LOG_ERR, text)
 
     code = prepare(options.config, options.uid, complain)
-    if options.job:
+    if options.job and options.uid is not None:
         try:
             begin_job(options.job, options.uid, group_of(options.uid))
         except (OSError, ValueError) as error:
@@ -49,22 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
-    """Make the folders of user ``uid`` beneath each cache root. Return 1 if that failed."""
+def prepare(config: str, uid: int | None, complain: Callable[[str], None]) -> int:
+    """Make root's folder, and user ``uid``'s in it, beneath each root. Return 1 if that failed."""
     code = 0
     whole = True
+    whose = "" if uid is None else f" for uid {uid}"
     try:
         version = _version_of(config)  # before it is read, so that a later change differs
         rules = read_rules(config)
     except (OSError, ValueError) as error:
-        complain(f"no folders were made for uid {uid}: {fault_text(config, error)}")
+        complain(f"no folders were made{whose}: {fault_text(config, error)}")
         return 1
     try:
-        gid = group_of(uid)
+        gid = 0 if uid is None else group_of(uid)
     except ValueError as error:
-        complain(f"no folders were made for uid {uid}: {error}")
+        complain(f"no folders were made{whose}: {error}")
         return 1
-    roots = [*rules.roots, *(rules.shared_roots if uid == rules.shared_owner else ())]
+    roots = [*rules.roots, *(rules.shared_roots if uid in (None, rules.shared_owner) else ())]
     places = [(root, paths.RECORDS_FOLDER) for root in roots]
     for root, folder in places:
         try:
@@ -78,7 +80,7 @@ def prepare(config: str, uid: int, complain: Callable[[str], None]) -> int:
         except UnsafeError as error:
             complain(str(error))
             whole, code = False, 1
-    if whole:
+    if whole and uid is not None:
         with suppress(OSError):  # without the note, this runs again for the next job
             _note(uid, [version, *(f"{root}/{folder}" for root, folder in places)])
     return code

@@ -220,7 +220,7 @@ PLUGSTACK, CONFIG, PLUGIN = (
     "/etc/slurm/plugstack.conf", "/etc/slurm/stage.toml", f"{PREFIX}/lib/spank_stage.so"
 )  # fmt: skip
 PACKAGES = f"{PREFIX}/lib/python3*/site-packages"
-AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
+MAKE = "restart slurmd, which makes it (without the plugin, Prolog does)"
 
 
 def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
@@ -310,7 +310,7 @@ def faults(slurm: str, alice: int = 5001, bob: int = 5002) -> list[Fault]:
             "n4", f"chown {bob} /nvme/.slurm-stage", "chown root /nvme/.slurm-stage",
             (("problem  n4: /nvme/.slurm-stage is not a folder of root's with mode 0755: if it has "
               "folders of several users, chown root /nvme/.slurm-stage; else remove it, and "
-              + AT_BOOT),),
+              + MAKE),),
         ),
         Fault(
             "n4", f"sed -i 's/^Version: .*/Version: 0.0.9/' {PACKAGES}/slurm_stage-*/METADATA", "",

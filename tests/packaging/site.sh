@@ -12,7 +12,9 @@ ip addr add 10.9.0.1/24 dev d0
 ip link set d1 up
 ip link set d0 up
 
-mkdir -p /run/munge /run/lock /run/mount /nvme /shared /var/spool/slurmd /var/spool/slurmctld
+mkdir -p /nvme
+mount -t tmpfs -o mode=755 none /nvme
+mkdir -p /run/munge /run/lock /run/mount /shared /var/spool/slurmd /var/spool/slurmctld
 [ -e /etc/munge/munge.key ] || mungekey -c
 chown munge /etc/munge/munge.key /run/munge
 runuser -u munge munged
@@ -35,6 +37,7 @@ END
 cat >/usr/local/bin/systemctl <<'END'
 #!/bin/sh
 set -eu
+[ "$*" != 'is-active --quiet slurmd' ] || exit 0
 [ "$*" = 'restart slurmd' ]
 pid=$(cat /run/slurmd.pid)
 kill "$pid"
@@ -60,7 +63,7 @@ as_bob() {
 # Prints what is on the disk and beneath /run, with the contents of configuration. What programs
 # of the system keep for themselves is left out.
 files() {
-	find / /run -xdev \( -path /var/cache -o -path /var/log -o -path /var/spool -o -path /var/lib/apt \
+	find / /run /nvme -xdev \( -path /var/cache -o -path /var/log -o -path /var/spool -o -path /var/lib/apt \
 		-o -path /var/lib/dpkg -o -path /var/lib/rpm -o -path /var/lib/dnf -o -path /home -o -path /proc \) \
 		-prune -o -printf '%p %y %m %u %l\n' | sort
 	find /etc -type f ! -name ld.so.cache -exec md5sum {} + | sort

@@ -108,13 +108,15 @@ tail -1 /etc/slurm/stage.toml
 mkdir -p /run/slurm-stage/jobs
 dpkg --remove slurm-stage slurm-stage-plugin
 changed
-ls -d /run/slurm*
+find /run -name "slurm*"
 srun --help | grep -c -e --stage || true
 dpkg --purge slurm-stage slurm-stage-plugin
 changed
 """
 PRINTED = """\
-slurm-stage-plugin: set roots in /etc/slurm/stage.toml, restart slurmd, and run stagectl doctor
+slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
+/usr/lib/slurm-stage/lib/spank_stage.so, which Slurm can load
+slurm-stage: set roots in /etc/slurm/stage.toml, then run: slurm-stage enable
 0.1.0
 /usr/lib/slurm-stage/bin:
 stage-importer
@@ -126,7 +128,8 @@ job_prolog
 task_prolog
 --stage=SRC:DST
 # edited
-/etc/slurm/plugstack.conf.d/00-slurm-stage.conf
+slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf is removed: \
+Slurm loads the plugin no more
 /etc/slurm/slurm.conf
 /etc/slurm/stage.toml
 0
@@ -155,9 +158,7 @@ def test_every_module_is_compiled_and_is_loaded_whatever_its_time(packages: Path
     assert {held[name][4:] for name in compiled} == {b"\1\0\0\0"}
 
 
-def test_installed_and_purged_it_leaves_nothing_but_the_folder_that_slurm_conf_names(
-    packages: Path, tmp_path: Path
-) -> None:
+def test_installed_and_purged_it_leaves_nothing(packages: Path, tmp_path: Path) -> None:
     for name in ("kept", "root"):
         (tmp_path / name).mkdir()
     mount = (

@@ -99,6 +99,16 @@ def test_a_user_gets_a_folder_on_every_disk(root: Path) -> None:
 
 
 @pytest.mark.root
+def test_without_a_user_root_has_its_folder_on_every_disk(root: Path) -> None:
+    """So it is when slurmd starts: then no user can take the name."""
+    config = root / "stage.toml"
+    config.write_text(f'roots = ["{root}/one", "{root}/absent"]')
+    (root / "one").mkdir()
+    assert main(["--config", str(config)]) == 0
+    assert owners(root / "one") == {".slurm-stage": (0, 0, "drwxr-xr-x")}
+
+
+@pytest.mark.root
 def test_the_note_has_the_version_of_stage_toml_and_the_parents_of_all_folders(
     root: Path,
 ) -> None:
@@ -171,9 +181,7 @@ def test_the_program_ends_with_0_where_all_is_made(root: Path) -> None:
     assert on_tmpfs(Path("/run"), "mode=755", act) == (0, "", names)
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--config", "x"], ["--config", "x", "root"], ["0"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [[], ["--config", "x", "root"], ["0"]], ids=" ".join)
 def test_the_program_ends_with_2_where_it_is_called_wrongly(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +189,7 @@ def test_the_program_ends_with_2_where_it_is_called_wrongly(
         main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(
-        "usage: stager.root.prepare [-h] --config CONFIG [--job JOB] uid\n"
+        "usage: stager.root.prepare [-h] --config CONFIG [--job JOB] [uid]\n"
     )
 
 
