@@ -1,15 +1,15 @@
-"""Tell how much of a disk the site keeps free. Pure."""
+"""Tell how much of a disk an amount in stage.toml means. Pure."""
 
 from __future__ import annotations
 
+#: Bytes, or a text such as ``5%``: of each disk.
+Amount = int | str
 
-def kept_free(disk: int, least: int, percent: float) -> int:
-    """Return the bytes that stay free of a disk of ``disk`` bytes.
 
-    ``least`` is ``keep_free`` in stage.toml, in bytes, ``percent`` is ``keep_free_percent``: the
-    larger one counts.
+def amount_of(amount: Amount, disk: int) -> int:
+    """Return the bytes that ``amount`` means on a disk of ``disk`` bytes.
 
-    >>> kept_free(1000, 50, 10.0), kept_free(1000, 200, 10.0)
-    (100, 200)
+    >>> amount_of(50, 1000), amount_of("2.5%", 1000)
+    (50, 25)
     """
-    return max(least, int(disk * percent / 100))
+    return int(disk * float(amount[:-1]) / 100) if isinstance(amount, str) else amount

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from stager.base.reserve import Amount
     from stager.request.policy import Policy
 
 #: The columns before a line's text: those of its longest name, and two more.
@@ -72,11 +73,12 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
         yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"
     yield from _source_lines(rules)
     cache = rules.cache
-    yield "kept free", _kept_free(cache.keep_free, cache.keep_free_percent)
+    kept = f"{_disk_amount(cache.keep_free)} of each disk"
+    yield "kept free", kept if cache.keep_free else "nothing"
     if cache.headroom:
-        more = f"{bytes_text(cache.headroom)} more than this are free"
+        more = f"{_disk_amount(cache.headroom)} more than this are free"
         yield "after a job", f"old copies of any user are removed until {more}"
-    limit = f"{bytes_text(cache.user_limit)} on each disk of a node"
+    limit = f"{_disk_amount(cache.user_limit)} of each disk of a node"
     yield "your limit", limit if cache.user_limit else "none"
     size = bytes_text(cache.unpacked_size)
     yield "unpacked", f"up to {size}, and {cache.unpacked_members} members, of one archive"
@@ -105,8 +107,5 @@ def _source_lines(rules: Policy) -> Iterator[tuple[str, str]]:
         yield "rate of URLs", f"up to {bytes_text(source.limit)}/s for a job (not of images)"
 
 
-def _kept_free(size: int, percent: float) -> str:
-    parts = [bytes_text(size)] if size else []
-    parts += [f"{percent:g} %"] if percent else []
-    more = ", whichever is more" if len(parts) > 1 else ""
-    return f"{' or '.join(parts)} of each disk{more}" if parts else "nothing"
+def _disk_amount(amount: Amount) -> str:
+    return f"{amount[:-1]} %" if isinstance(amount, str) else bytes_text(amount)

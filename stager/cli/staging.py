@@ -289,7 +289,6 @@ def space_limits(rules: Policy) -> Space:
     limits = rules.cache
     return Space(
         keep_free=limits.keep_free,
-        keep_free_percent=limits.keep_free_percent,
         user_limit=limits.user_limit,
         roots=rules.roots,
         private=rules.private_roots,

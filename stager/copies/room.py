@@ -11,7 +11,7 @@ from stager.base import linux
 from stager.base.errors import LARGER_DISKS, SpaceError, StageError
 from stager.base.memory import room_in_memory
 from stager.base.outcome import Evicted
-from stager.base.reserve import kept_free
+from stager.base.reserve import amount_of
 from stager.copies.evict import (
     Held,
     choose,
@@ -270,8 +270,8 @@ class RoomPlan:
         self._folder = _existing(needs[0].cache)
         self._whole = sum(max(one.need, one.whole) for one in needs)
         self._is_estimate = any(one.is_estimate for one in needs)
-        self._limit = space.user_limit
         self._free = free_space(_existing(needs[0].cache), space)
+        self._limit = amount_of(space.user_limit, self._free.size)
         self._need = sum(one.need for one in needs)
         self._beside = max(0, _BESIDE - self._free.reserve)
         self._disk = disk
@@ -400,7 +400,7 @@ def free_space(path: str, space: Space) -> FreeSpace:
     """
     room = os.statvfs(path)
     disk = room.f_blocks * room.f_frsize
-    share = kept_free(disk, space.keep_free, space.keep_free_percent)
+    share = amount_of(space.keep_free, disk)
     free = room.f_bavail * room.f_frsize
     taken = (room.f_blocks - room.f_bfree) * room.f_frsize
     with suppress(OSError):  # this filesystem has no quotas

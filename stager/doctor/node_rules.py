@@ -12,7 +12,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from stager.base.interfaces import FAST, Kind, is_in, leading
-from stager.base.reserve import kept_free
+from stager.base.reserve import amount_of
 from stager.base.text import bytes_text
 from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
@@ -45,7 +45,7 @@ _FULL = 0.05
 _RANK_BYTES = 15 << 20
 #: What a user is told who may write in no folder of root's; and for one that is not there.
 _FORBIDDEN = tuple(map(os.strerror, (errno.EACCES, errno.EPERM)))
-_MADE_AT_BOOT = "have it made at boot (a line in /etc/tmpfiles.d)"
+_MAKE = "restart slurmd, which makes it (without the plugin, Prolog does)"
 
 
 def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
@@ -155,13 +155,13 @@ def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
     cache = examined.policy.cache
-    kept = cache.keep_free
     for disk in node.disks if node.computes else ():
-        wanted = kept_free(disk.size, kept, cache.keep_free_percent) + cache.headroom
+        kept = amount_of(cache.keep_free, disk.size)
+        wanted = kept + amount_of(cache.headroom, disk.size)
         if 0 < disk.size <= kept:
             text = f"keep_free is {bytes_text(kept)}, and {disk.path} has only "
             text += f"{bytes_text(disk.size)}, so nothing can be staged there"
-            yield problem("disk", text, "lower keep_free in stage.toml, or use keep_free_percent")
+            yield problem("disk", text, "lower keep_free in stage.toml")
         elif cache.headroom and 0 < disk.size <= wanted:
             text = f"what to keep free and headroom are {bytes_text(wanted)}, and {disk.path} has "
             text += f"only {bytes_text(disk.size)}, so after a job all copies there may go"
@@ -241,7 +241,7 @@ def records(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield problem("records", text, "unmount it (umount -l)")
         elif folder.owner == ABSENT and root.mode & _OPEN:
             text = f"{folder.path} is not there, and any user could take the name"
-            yield problem("records", text, _MADE_AT_BOOT)
+            yield problem("records", text, _MAKE)
         elif folder.owner == ABSENT:
             yield ok("records", f"{folder.path} is not there yet, and only root can make it")
         elif (folder.owner, folder.mode) != (0, stat.S_IFDIR | 0o755):
@@ -253,7 +253,7 @@ def records(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 
 def _records_remedy(folder: Place) -> str:
     """Return what to do about a folder of records: root's own has those of all copies."""
-    remove = f"remove it, and {_MADE_AT_BOOT}"
+    remove = f"remove it, and {_MAKE}"
     if not stat.S_ISDIR(folder.mode):
         return remove
     if folder.owner == 0:

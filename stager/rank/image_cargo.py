@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import LARGER_DISKS, Failure, SourceError, SpaceError
 from stager.base.extents import Extent
+from stager.base.reserve import amount_of
 from stager.copies.room import free_space
-from stager.disk.files import remove_tree, stage_errors
+from stager.disk.files import existing_folder_above, remove_tree, stage_errors
 from stager.disk.reader import FileReader
 from stager.disk.unnamed import make_partial_folder
 from stager.rank.cargo import Opened
@@ -44,7 +45,9 @@ class ImageCargo(FileCargo):
         if not (self.task.sends and self.task.plan.from_source):
             return copy
         # What is there for a moment only shall not exceed the user's limit.
-        most = self.task.space.user_limit or inf
+        space = self.task.space
+        disk = free_space(existing_folder_above(f"{self.task.cache.folder}/"), space).size
+        most = amount_of(space.user_limit, disk) or inf
         return int(max(copy, min(copy + _WHILE_MADE * self.task.source.allocated, most)))
 
     def need_in_all(self) -> int:

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, StageError, write_traceback
+from stager.base.reserve import amount_of
 from stager.copies.evict import find_candidates
 from stager.copies.room import free_space
 from stager.disk.files import as_stage_error, stage_errors
@@ -165,9 +166,10 @@ def room_to_unpack(task: Task) -> int:
     What the request's other items will take there is not subtracted. Raise OSError.
     """
     space, destination = task.space, task.item.destination
-    room = max(0, free_space(task.cache.folder, space).usable)
+    free = free_space(task.cache.folder, space)
+    room = max(0, free.usable)
     if not space.user_limit:
         return room
     copies = find_candidates(task.cache, task.node.disk)
     used = sum(one.size for one in copies if one.record.destination != destination)
-    return min(room, space.user_limit - used)
+    return min(room, amount_of(space.user_limit, free.size) - used)

@@ -23,6 +23,8 @@ from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from stager.base.reserve import Amount
+
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
 #: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
@@ -91,11 +93,10 @@ def copy_name(source: str, options: Options) -> str:
 class Space:
     """The site's limits on what staged files may take of each node's disks."""
 
-    #: Bytes, and percent of a disk, that stay free.
-    keep_free: int = 0
-    keep_free_percent: float = 0.0
-    #: Most bytes that one user's copies may take on a disk; 0 for no limit.
-    user_limit: int = 0
+    #: What stays free of a disk.
+    keep_free: Amount = 0
+    #: The most that one user's copies may take of a disk; 0 for no limit.
+    user_limit: Amount = 0
     #: All cache roots; several may be on one disk.
     roots: tuple[str, ...] = ()
     #: Those that are there for a job or a user alone, where root's part makes nothing.

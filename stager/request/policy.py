@@ -34,7 +34,7 @@ from stager.base.launchers import INTERFACES
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.request.names import LETTERS, fill_letters
 from stager.request.tolerance import Tolerance
-from stager.root.rules import byte_size, percentage, shared_owner
+from stager.root.rules import KEEP_FREE, byte_size, disk_amount, shared_owner
 from stager.source.image_name import is_registry
 from stager.source.location import Scheme
 from stager.source.settings import RemoteSettings
@@ -231,6 +231,8 @@ def _whole_pages(size: ByteSize) -> ByteSize:
 Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
 #: Read by the same function as in root's programs, which read these keys too.
 Bytes = Annotated[int, BeforeValidator(byte_size)]
+#: The same, or percent of a disk.
+DiskAmount = Annotated[int | str, BeforeValidator(disk_amount)]
 #: Bytes a second, 0 for no limit.
 Rate = Annotated[int, BeforeValidator(_rate)]
 #: How many nodes may fail.
@@ -252,14 +254,13 @@ class _Section(BaseModel):
 class Cache(_Section):
     """``[cache]``: what staged files may take of each node's disks."""
 
-    #: Bytes, and percent of a disk, that a stage leaves free.
-    keep_free: Bytes = 0
-    keep_free_percent: Annotated[float, BeforeValidator(percentage)] = 0
-    #: Most bytes that one user's copies may take on each disk of a node; 0 for no limit.
-    user_limit: Bytes = 0
-    #: Bytes beyond ``keep_free`` that are made free after each job: the least recently used copies
-    #: of all users are evicted. With 0, no user's copies are evicted for another user.
-    headroom: Bytes = 0
+    #: What a stage leaves free of each disk.
+    keep_free: DiskAmount = KEEP_FREE
+    #: The most that one user's copies may take of each disk of a node; 0 for no limit.
+    user_limit: DiskAmount = "60%"
+    #: What is made free beyond ``keep_free`` after each job: the least recently used copies of all
+    #: users are evicted. With 0, no user's copies are evicted for another user.
+    headroom: DiskAmount = 0
     #: The most bytes and members that one archive may unpack to.
     unpacked_size: Bytes = UNPACKED_SIZE
     unpacked_members: Annotated[int, Field(ge=1, strict=True)] = UNPACKED_MEMBERS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stager.base import paths
 from stager.base.mounts import stranger_at
 from stager.base.node import users_of
-from stager.base.reserve import kept_free
+from stager.base.reserve import amount_of
 from stager.root.folders import locked, replace_file
 from stager.root.untrusted import as_number, or_zero
 
@@ -131,8 +131,9 @@ def shortfall(root: str, rules: Rules) -> int:
         return 0  # this node does not have the disk
     whole = room.f_blocks * room.f_frsize
     reserve = (room.f_bfree - room.f_bavail) * room.f_frsize
-    kept = kept_free(whole, rules.keep_free, rules.keep_free_percent)
-    return kept + rules.headroom - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
+    kept = amount_of(rules.keep_free, whole)
+    wanted = kept + amount_of(rules.headroom, whole)
+    return wanted - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
 
 
 def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:

@@ -9,24 +9,21 @@ import pwd
 import re
 import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-T = TypeVar("T")
+    from stager.base.reserve import Amount
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What root needs of stage.toml: folders, bytes, and percent of a disk."""
+    """What root needs of stage.toml: folders, and amounts of a disk."""
 
     #: Without those that come and go with a job or a user: root touches nothing there.
     roots: list[str]
     shared_roots: list[str]
-    keep_free: int
-    keep_free_percent: float
-    headroom: int
+    keep_free: Amount
+    headroom: Amount
     #: The file for Prometheus; empty for none.
     textfile: str
     #: The uid of the account that stages beneath ``shared_roots``; 0 for none, as root does not.
@@ -51,12 +48,12 @@ def read_rules(config: str) -> Rules:
     textfile = metrics.get("textfile", "")
     if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
         raise ValueError("metrics.textfile is not an absolute path")
-    keep_free, headroom = (_read(cache, key, byte_size) for key in ("keep_free", "headroom"))
-    percent = _read(cache, "keep_free_percent", percentage)
+    keep_free = _read(cache, "keep_free", KEEP_FREE)
+    headroom = _read(cache, "headroom", 0)
     syslog = report.get("syslog", True)
     if not isinstance(syslog, bool):
         raise ValueError("report.syslog is neither true nor false")  # noqa: TRY004
-    return Rules(roots, shared_roots, keep_free, percent, headroom, textfile, owner, syslog)
+    return Rules(roots, shared_roots, keep_free, headroom, textfile, owner, syslog)
 
 
 def fault_text(config: str, error: OSError | ValueError) -> str:
@@ -118,6 +115,9 @@ _UNITS = {
     **{f"{name}b": 1000**power for power, name in enumerate("kmgtpe", 1)},
     **{f"{name}ib": 1024**power for power, name in enumerate("kmgtpe", 1)},
 }  # fmt: skip
+#: What a stage leaves free of each disk, if stage.toml does not say.
+KEEP_FREE = "5%"
+_PERCENT = re.compile(r"\d{1,2}(\.\d+)?%", re.ASCII)
 _BYTES = re.compile(r"\s*(\d*\.?\d+)\s*(\w*)\s*")
 
 
@@ -132,15 +132,18 @@ def byte_size(value: object) -> int:
     return value
 
 
-def percentage(value: object) -> float:
-    """Return a percentage of a disk. Raise ValueError unless it is from 0 to less than 100."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 100:
-        raise ValueError("must be a number from 0 to less than 100")
-    return value
-
-
-def _read(section: dict[str, Any], key: str, read: Callable[[object], T]) -> T:
+def disk_amount(value: object) -> Amount:
+    """Return an amount of a disk, in bytes or, as text, in percent. Raise ValueError."""
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return value
     try:
-        return read(section.get(key, 0))
+        return byte_size(value)
+    except ValueError as error:
+        raise ValueError(f'{error}, or percent of a disk such as "5%"') from None
+
+
+def _read(section: dict[str, Any], key: str, default: Amount) -> Amount:
+    try:
+        return disk_amount(section.get(key, default))
     except ValueError as error:
         raise ValueError(f"cache.{key} {error}") from None

@@ -21,8 +21,7 @@ destinations = ["/nvme/users", "/scratch"]
 lock_timeout = 90
 allow_share = "group"
 [cache]
-keep_free = "50GiB"
-keep_free_percent = 2.5
+keep_free = "2.5%"
 user_limit = "200GiB"
 headroom = "20GiB"
 unpacked_size = "1GiB"
@@ -48,9 +47,9 @@ URLs           those that begin with s3://, docker://registry.site.org/
 endpoints      besides the vendors': https://minio.site.org:9000
 registries     nobody proves who answers: registry:5000
 rate of URLs   up to 5.0 GiB/s for a job (not of images)
-kept free      50.0 GiB or 2.5 % of each disk, whichever is more
+kept free      2.5 % of each disk
 after a job    old copies of any user are removed until 20.0 GiB more than this are free
-your limit     200.0 GiB on each disk of a node
+your limit     200.0 GiB of each disk of a node
 unpacked       up to 1.0 GiB, and 1000 members, of one archive
 share=         group
 wait           up to 1 min 30 s for another job of yours with the same DST
@@ -61,8 +60,8 @@ DEFAULTS = """\
 DST beneath    /nvme
 SRC            files and folders that the nodes can read
 URLs           none
-kept free      nothing
-your limit     none
+kept free      5 % of each disk
+your limit     60 % of each disk of a node
 unpacked       up to 1.0 TiB, and 10000000 members, of one archive
 share=         group, all
 wait           up to 30 min 0 s for another job of yours with the same DST
@@ -96,8 +95,7 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
         "lock_timeout": 90.0,
         "allow_share": "group",
         "cache": {
-            "keep_free": 50 << 30,
-            "keep_free_percent": 2.5,
+            "keep_free": "2.5%",
             "user_limit": 200 << 30,
             "headroom": 20 << 30,
             "unpacked_size": 1 << 30,

@@ -203,16 +203,16 @@ def test_without_slurm_its_settings_are_unknown() -> None:
 
 
 NOT_ROOTS = "/nvme/.slurm-stage is not a folder of root's with mode 0755"
-BY_OTHERS = f"{NOT_ROOTS}: remove it, and have it "
+BY_OTHERS = f"{NOT_ROOTS}: remove it, and "
 GIVEN_AWAY = (
     f"{NOT_ROOTS}: if it has folders of several users, chown root /nvme/.slurm-stage; else remove "
-    "it, and have it "
+    "it, and "
 )
 CLOSED = (
     "/nvme: users cannot make folders or files there: see that its disk is mounted; then chmod "
     "1777 /nvme, or name the folders for them in destinations"
 )
-MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
+MAKE = "restart slurmd, which makes it (without the plugin, Prolog does)"
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,7 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
             NODE.roots[0], Place("/nvme/.slurm-stage", ABSENT, 0),
             [(
                 PROBLEM,
-                "/nvme/.slurm-stage is not there, and any user could take the name: have it "
-                + MADE_AT_BOOT,
+                "/nvme/.slurm-stage is not there, and any user could take the name: " + MAKE,
             )],
         ),
         (
@@ -243,7 +242,7 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 5002, FOLDER),
-            [(PROBLEM, GIVEN_AWAY + MADE_AT_BOOT)],
+            [(PROBLEM, GIVEN_AWAY + MAKE)],
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 0, OPEN),
@@ -251,7 +250,7 @@ MADE_AT_BOOT = "made at boot (a line in /etc/tmpfiles.d)"
         ),
         (
             NODE.roots[0], Place("/nvme/.slurm-stage", 0, stat.S_IFREG | 0o644),
-            [(PROBLEM, BY_OTHERS + MADE_AT_BOOT)],
+            [(PROBLEM, BY_OTHERS + MAKE)],
         ),
     ],
     ids=["not sticky", "no disk", "a name to take", "not yet", "taken", "open", "a file"],
@@ -541,7 +540,7 @@ def test_a_node_without_the_plugin_s_line_is_not_said_to_have_another_plugin() -
 
 def test_a_disk_must_be_larger_than_what_is_kept_free() -> None:
     text = "keep_free is 4.0 TiB, and /nvme has only 4.0 TiB, so nothing can be staged there"
-    remedy = "lower keep_free in stage.toml, or use keep_free_percent"
+    remedy = "lower keep_free in stage.toml"
     assert site_news(cache=Cache(keep_free=DISK.size)) == [(PROBLEM, f"{text}: {remedy}")]
     assert site_news(cache=Cache(keep_free=DISK.size - 1)) == []
 
@@ -552,9 +551,9 @@ def test_a_disk_must_be_larger_than_the_headroom() -> None:
     remedy = "lower headroom in stage.toml"
     half = DISK.size // 2
     for cache in (
-        Cache(headroom=DISK.size),
+        Cache(headroom=DISK.size, keep_free=0),
         Cache(headroom=DISK.size - 9, keep_free=9),
-        Cache(headroom=half, keep_free_percent=50),
+        Cache(headroom=half, keep_free="50%"),
     ):
         assert site_news(cache=cache) == [(PROBLEM, f"{text}: {remedy}")]
     assert site_news(cache=Cache(headroom=DISK.size - 9, keep_free=8)) == []

@@ -30,7 +30,7 @@ REQUEST_JSON = (
     '"lock_timeout": 1800.0, "stall_timeout": 60.0, '
     '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
     '"algorithm": "auto", "requests": 1, "direct": true}, '
-    '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+    '"space": {"keep_free": 0, "user_limit": 0, "roots": [], '
     '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
     '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
     '"allow_http": false, "insecure_registries": [], "limit": 0}, '

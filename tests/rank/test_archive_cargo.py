@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from stager.base.options import Share
+from stager.base.reserve import amount_of
 from stager.copies.room import FreeSpace
 from stager.rank import unpacker
 from stager.rank.archive_cargo import ArchiveCargo, narrow
@@ -112,7 +113,9 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
     ]
     monkeypatch.setattr(unpacker, "find_candidates", lambda *_: kept)
     monkeypatch.setattr(
-        unpacker, "free_space", lambda _, space: FreeSpace(free - space.keep_free, free)
+        unpacker,
+        "free_space",
+        lambda _, space: FreeSpace(free - amount_of(space.keep_free, 0), free),
     )
     assert room_to_unpack(a_task(folder, Space(keep_free=1000))) == free - 1000
     assert room_to_unpack(a_task(folder, Space(user_limit=1000))) == 800

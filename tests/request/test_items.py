@@ -70,8 +70,7 @@ SETTINGS = st.builds(
 SPACES = st.builds(
     Space,
     keep_free=st.integers(0, 1 << 60),
-    keep_free_percent=st.floats(0, 100, exclude_max=True),
-    user_limit=st.integers(0, 1 << 60),
+    user_limit=st.sampled_from([0, 1 << 60, "60%"]),
     private=st.lists(PATHS, max_size=2).map(tuple),
     of_job=st.lists(PATHS, max_size=2).map(tuple),
     hints=st.dictionaries(PATHS, TEXTS, max_size=2),
@@ -132,7 +131,7 @@ def test_the_json_of_a_request() -> None:
         '}], "nodes": 4, "lock_timeout": 1800.0, "stall_timeout": 60.0, '
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
         '"algorithm": "auto", "requests": 1, "direct": true}, '
-        '"space": {"keep_free": 0, "keep_free_percent": 0.0, "user_limit": 0, "roots": [], '
+        '"space": {"keep_free": 0, "user_limit": 0, "roots": [], '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHIPPED = Path(__file__).parents[2] / "slurm-config" / "stage.toml"
+NO_AMOUNT = (
+    'must be a number of bytes, or a text such as "10GiB", or percent of a disk such as "5%"'
+)
 ROOTS = 'roots = ["/nvme"]\n'
 NO_NAME = "this is not a possible name of an environment variable"
 NOT_PLAIN = "must be an absolute path without '.', '..' or a '/' at its end"
@@ -33,8 +36,7 @@ variables = { SLURM_TMPDIR = "/scratch/%u.%j.%r/tmp" }
 
 [cache]
 keep_free = "10GB"
-keep_free_percent = 2.5
-user_limit = "1TiB"
+user_limit = "2.5%"
 headroom = 5
 unpacked_size = "2GiB"
 unpacked_members = 6
@@ -114,9 +116,8 @@ def test_the_defaults_are_these() -> None:
         "lock_timeout": 1800,
         "allow_share": "all",
         "cache": {
-            "keep_free": 0,
-            "keep_free_percent": 0,
-            "user_limit": 0,
+            "keep_free": "5%",
+            "user_limit": "60%",
             "headroom": 0,
             "unpacked_size": 1 << 40,
             "unpacked_members": 10_000_000,
@@ -179,8 +180,7 @@ def test_every_key_can_be_set(path: Path) -> None:
         "allow_share": "group",
         "cache": {
             "keep_free": 10_000_000_000,
-            "keep_free_percent": 2.5,
-            "user_limit": 1 << 40,
+            "user_limit": "2.5%",
             "headroom": 5,
             "unpacked_size": 2 << 30,
             "unpacked_members": 6,
@@ -475,7 +475,7 @@ def test_a_list_or_table_that_is_none_is_told_in_toml_s_words(
         ),
         (
             '[cache]\nuser_limit = "all"',
-            'cache.user_limit: must be a number of bytes, or a text such as "10GiB"',
+            f"cache.user_limit: {NO_AMOUNT}",
         ),
         (
             '[transfer]\nchunk = "much"',
@@ -566,18 +566,10 @@ def test_a_value_of_the_wrong_type_is_refused(path: Path, text: str, fault: str)
         ),
         *(
             (
-                f"[cache]\n{key} = -1",
-                f'cache.{key}: must be a number of bytes, or a text such as "10GiB"',
+                f"[cache]\n{key} = {value}",
+                f"cache.{key}: {NO_AMOUNT}",
             )
-            for key in ("keep_free", "user_limit", "headroom")
-        ),
-        (
-            "[cache]\nkeep_free_percent = 100",
-            "cache.keep_free_percent: must be a number from 0 to less than 100",
-        ),
-        (
-            "[cache]\nkeep_free_percent = nan",
-            "cache.keep_free_percent: must be a number from 0 to less than 100",
+            for key, value in (("keep_free", "-1"), ("user_limit", "'100%'"), ("headroom", "'-5%'"))
         ),
     ],
 )

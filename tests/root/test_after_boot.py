@@ -26,7 +26,7 @@ class Node:
         self.waiting = run / "after-boot.json"
         self.asked: list[int] = []
         self.silent: set[int] = set()
-        self._rules = Rules([str(root), "/nowhere"], [], 0, 0, 0, "")
+        self._rules = Rules([str(root), "/nowhere"], [], 0, 0, "")
 
     def end_job(self, uid: int) -> list[int]:
         """Clean up after a job of this user; return who else was asked."""

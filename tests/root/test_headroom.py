@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stager.base.reserve import amount_of
 from stager.root.headroom import make_headroom, shares, shortfall
 from stager.root.rules import Rules
 
@@ -66,11 +67,11 @@ class Users:
         return {"evicted": gone, "may_go": [[at, size] for at, size, _ in self.copies[uid]]}
 
     def shortfall(self, root: str, rules: Rules) -> float:
-        return rules.headroom - self.free
+        return amount_of(rules.headroom, 0) - self.free
 
     def make_headroom(self, headroom: int, roots: int = 1) -> int:
         self.asked.clear()
-        return make_headroom(Rules([self.root] * roots, [], 0, 0, headroom, ""), self.ask)
+        return make_headroom(Rules([self.root] * roots, [], 0, headroom, ""), self.ask)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_no_user_is_asked_after_the_time_is_up(
 
 def test_the_shortfall_of_a_disk_is_that_of_the_system(tmp_path: Path) -> None:
     disk = os.statvfs(tmp_path)
-    rules = Rules([], [], 0, 0, 1 << 60, "")
+    rules = Rules([], [], 0, 1 << 60, "")
     assert (
         abs(shortfall(str(tmp_path), rules) - (1 << 60) + disk.f_bavail * disk.f_frsize) < 1 << 33
     )
