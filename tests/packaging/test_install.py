@@ -24,7 +24,8 @@ def test_help_names_all_options() -> None:
     first, *lines = done.out.splitlines()
     assert first == "usage: packaging/install [OPTION]... PREFIX"
     assert [line.split()[0] for line in lines if line.startswith("  --")] == [
-        "--slurm=DIR", "--without-plugin", "--wheels=DIR", "--destdir=DIR", "--download=DIR",
+        "--enable", "--disable", "--upgrade", "--remove", "--slurm=DIR",
+        "--without-plugin", "--wheels=DIR", "--destdir=DIR", "--download=DIR",
         "--help",
     ]  # fmt: skip
 
