@@ -55,7 +55,7 @@ def test_a_line_is_written_if_slurm_can_load_the_plugin_and_else_removed(
     assert done.stdout + done.stderr == (
         f"slurm-stage: {LINE} names {PLUGIN}, which Slurm can load\n"
         f"slurm-stage: /etc/slurm/plugstack.conf includes {FOLDER}\n"
-        "slurm-stage: /usr/local has stagectl, its manual pages and completion\n"
+        "slurm-stage: /usr/local has stagectl, slurm-stage, manual pages and completion\n"
     )
     assert site.sbatch("true", "-wn1,n2", WISH).wait().exit_code == "0:0"
     done = serve(site, "enable", f"mount --bind /etc/hosts {PLUGIN}")
