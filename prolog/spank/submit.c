@@ -214,8 +214,8 @@ static void tell_first_srun(void)
 	if (strcmp(program_invocation_short_name, "salloc") == 0 && !getenv(STAGE_QUIET_ENV) &&
 	    isatty(STDERR_FILENO))
 		(void)fprintf(stderr,
-			      "stage: the first srun of this salloc stages; an srun --jobid "
-			      "from elsewhere does not wait for it\n");
+			      "stage: each srun of this salloc stages first; an srun --jobid "
+			      "from elsewhere does not\n");
 }
 
 /* Notes in the environment of the job, or step, that the command has the option --quiet. */

@@ -1,7 +1,7 @@
 """``stagectl importer``: what pyxis calls to get the file of a container image on a node.
 
 pyxis calls it on the nodes of a step at once, as the user. The first node asks the registry for the
-image's digest and has it staged to all nodes of the job, as ``--stage`` would; the others wait for
+image's digest and has it staged to all nodes of the step, as ``--stage`` would; the others wait for
 that. pyxis does not call it on a node that has the container already: if nothing happens, the
 second node takes over from the first, and so on. Before ranks start, a node cannot know whether
 another is at work, or waits for a slow registry: then several ask, but each takes a stage that
@@ -114,7 +114,7 @@ class _Step:
 def _import(config: Path, uri: str, step: _Step) -> int:
     """Stage the image to all nodes and print its path, else say why not."""
     try:
-        nodes = JobNodes.find(config)
+        nodes = JobNodes.find(config, of_step=bool(step.number))
         directive = _pinned(_url(uri), nodes.rules)
         if ended := step.wait_for_others(step.node * _GRACE):
             return _tell(*ended)

@@ -124,8 +124,7 @@ def test_salloc_stages_with_its_first_srun(site: Site) -> None:
 def test_salloc_on_a_terminal_says_whom_it_makes_wait(site: Site) -> None:
     line = f"script -qec 'salloc -N1 --stage={A} true' /dev/null </dev/null"
     assert site.run(line).stdout.splitlines()[0] == (
-        "stage: the first srun of this salloc stages; an srun --jobid from elsewhere does not wait "
-        "for it"
+        "stage: each srun of this salloc stages first; an srun --jobid from elsewhere does not"
     )
 
 
@@ -478,7 +477,7 @@ def test_simultaneous_sruns_may_stage_different_files(site: Site) -> None:
     assert (output.count("code 0"), output.count(" sees a"), output.count(" sees b")) == (2, 3, 3)
 
 
-def test_a_step_of_one_node_of_a_larger_job_stages_to_all_its_nodes(site: Site) -> None:
+def test_a_command_in_a_step_of_one_node_stages_to_all_nodes_of_the_job(site: Site) -> None:
     """Slurm names the node of the step alone there; from within another job, that job's nodes."""
     job = site.sbatch("sleep 60", "-N3", "-w", "n[2-4]")
     job.wait_for(lambda record: record["JobState"] == "RUNNING")
@@ -491,7 +490,7 @@ def test_a_step_of_one_node_of_a_larger_job_stages_to_all_its_nodes(site: Site) 
         assert row.startswith("n[2-4]  /nvme/a ")
         assert room.endswith(" on n[2-4]")
         done = site.run(f"{step} --stage='{A};{B}' bash -c '{SEE_B}'")
-        check_lines(shown(done), skipped("a", nodes), staged("b", nodes), "n2 sees b")
+        check_lines(shown(done), skipped("a", "n2"), staged("b", "n2"), "n2 sees b")
         within = f"{step} {STAGECTL} stage {A}"
         done = site.run(["salloc", "-N1", "-w", "n1", "bash", "-c", within])
         check_lines(done.stdout, skipped("a", nodes))
