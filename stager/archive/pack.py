@@ -38,14 +38,10 @@ from stager.base.errors import (
 )
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.base.linux import IS_LINK, open_beneath
-from stager.base.options import Share
 from stager.base.paths import VENV_CONFIG
 from stager.disk.files import OPEN_FOLDER, opened, write_all
-from stager.disk.permissions import beneath_mode, other_group_mode
 from stager.disk.reader import OPEN_FILE
 from stager.disk.unnamed import NO_UNNAMED, give_name
-from stager.source.permitted import permitted
-from stager.source.way import READ, reach
 from stager.tree.listing import Kind, text_of
 from stager.tree.venv import CONDA
 from stager.tree.walk import walk
@@ -72,8 +68,6 @@ SUFFIX = ".tar.zst"
 _ZSTD_LEVEL, _ALL_CORES = 3, -1
 #: Compression by gzip: the default level of the program.
 _GZIP_LEVEL = 6
-#: The rights to read of group and others, and by how many bits they are above those to enter.
-_MAY_READ, _AS_ENTER = stat.S_IRGRP | stat.S_IROTH, 2
 #: How a left-over is opened; NFS locks only what is open for writing.
 _LEFT_OVER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What tarfile says of a file that became shorter while it was read.
@@ -139,7 +133,7 @@ def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
             (_check_strangers if is_image(archive) else _check_links)(folder, listing)
             now = int(time.time())
             source = _Folder(folder, root, listing)
-            with _replaced(archive, source) as file:
+            with _replaced(archive) as file:
                 _write(source, archive, file, content + _digits(now), tell)
                 if _list(folder, root).digest() != listing.digest():
                     raise IntegrityError(_changed(folder))
@@ -263,12 +257,12 @@ def _options(listing: Listing, archive: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str, folder: _Folder) -> Iterator[int]:
+def _replaced(path: str) -> Iterator[int]:
     """Yield the descriptor of a new file, which is renamed to ``path`` if nothing is raised.
 
     It is written by its descriptor: others may be able to put another file in the place of its
-    name. Nobody may read it who cannot read all that is packed of the ``folder``. Raise
-    DestinationError if it was replaced, or if what was at ``path`` has changed meanwhile.
+    name. Only its owner may read it. Raise DestinationError if it was replaced, or if what was at
+    ``path`` has changed meanwhile.
     """
     before = _state_of(path)
     above, name = os.path.split(os.path.abspath(path))
@@ -276,9 +270,6 @@ def _replaced(path: str, folder: _Folder) -> Iterator[int]:
     descriptor, partial = _create(above, name)
     try:
         yield descriptor
-        mask = os.umask(0)
-        os.umask(mask)
-        os.fchmod(descriptor, 0o666 & ~mask & (_mode_of(folder, descriptor) | 0o600))
         os.fsync(descriptor)
         if not partial:
             partial = f"{above}/.{name}.{os.urandom(4).hex()}"
@@ -335,32 +326,6 @@ def _state_of(path: str) -> tuple[int, int, int] | None:
         there = os.lstat(path)
         return there.st_ino, there.st_size, there.st_mtime_ns
     return None
-
-
-def _mode_of(folder: _Folder, archive: int) -> int:
-    """Return what those may do with the folder who get the rights on the open archive."""
-    mode = reach(folder.descriptor).mode
-    if mode & READ:
-        path = f"/proc/self/fd/{folder.descriptor}/."
-        mode = readable_mode(permitted(path, folder.listing, mode, Share.SOURCE))
-    same = os.fstat(folder.descriptor).st_gid == os.fstat(archive).st_gid
-    return mode if same else other_group_mode(mode)
-
-
-def readable_mode(listing: Listing) -> int:
-    """Return what is left of a folder's mode for those who may read every file in it. Pure."""
-    mode, group = listing.modes[0], listing.groups[0]
-    used = {path.rpartition(b"/")[0] for path in listing.paths[1:]}
-    gates: set[tuple[int, int]] = set()  # few: a million files have the same
-    for row, kind in enumerate(listing.kinds):
-        if kind == Kind.FILE:
-            readable = (listing.modes[row] & _MAY_READ) >> _AS_ENTER
-            gates.add((readable, listing.groups[row]))
-        elif kind == Kind.FOLDER and listing.paths[row] in used:
-            gates.add((listing.modes[row], listing.groups[row]))
-    for gate, gate_group in gates:
-        mode = beneath_mode(mode, group, gate, gate_group)
-    return mode
 
 
 def _check_place(name: str, descriptor: int, path: str) -> None:

@@ -15,7 +15,7 @@ from stager.base.numbers import listed_time
 from stager.base.progress import count
 from stager.base.text import bytes_text
 from stager.disk.files import write_all
-from stager.disk.permissions import file_mode, folder_mode
+from stager.disk.permissions import copy_mode
 from stager.tree.listing import text_of
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Target:
             self._mkdir(path, path)
         if mtime is None:
             raise self.refusal(path, _BAD_TIME)
-        self._folders[path] = _Attributes(folder_mode(mode), mtime)
+        self._folders[path] = _Attributes(copy_mode(mode, is_folder=True), mtime)
 
     def make_file(
         self,
@@ -193,7 +193,7 @@ class Target:
         descriptor = self._create(path)
         try:
             self.digests[path] = self._fill(path, descriptor, data, size)
-            os.fchmod(descriptor, file_mode(mode))
+            os.fchmod(descriptor, copy_mode(mode))
             self._set_time(descriptor, path, mtime)
         finally:
             os.close(descriptor)

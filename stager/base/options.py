@@ -77,9 +77,9 @@ class Links(StrEnum):
 class Share(StrEnum):
     """Who besides its owner may read a copy; see `disk.permissions`."""
 
-    #: Those who may read the source.
-    SOURCE = "source"
-    #: The source's group too.
+    #: Nobody.
+    NONE = "none"
+    #: The source's group.
     GROUP = "group"
     #: Everybody.
     ALL = "all"
@@ -110,7 +110,7 @@ class Options:
     #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
     by: str = ""
-    share: Share = Share.SOURCE
+    share: Share = Share.NONE
     layout: FolderLayout = FolderLayout.PLAIN
     links: Links = Links.KEEP
     #: Whether staging may destroy the user's own files at the destination; see `copies.own`.

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError
-from stager.base.options import Share, Validate
+from stager.base.options import Validate
 from stager.base.users import name_or_uid
 from stager.disk.files import (
     as_stage_error,
@@ -26,13 +26,10 @@ from stager.disk.files import (
     kind_of,
     name_of,
     not_a_folder,
-    opened,
     opened_beneath,
     read_back,
-    stage_errors,
     who_could_replace,
 )
-from stager.disk.permissions import corrected_mode
 from stager.disk.record import is_ours
 
 if TYPE_CHECKING:
@@ -62,7 +59,6 @@ class Reason(StrEnum):
     LISTING_CHANGED = "the source changed, or other files of it are wanted"
     COPY_CHANGED = "the copy changed"
     DAMAGED = "it is damaged"
-    TOO_OPEN = "its permissions are wider than the source's"
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
     #: With and without decompress.
@@ -121,7 +117,7 @@ def survey(item: StageItem, path: str, source: Source, cache: Cache, node: str) 
     reason = (
         or_other_source(item, record, judge(item.options.validate, source.facts, record, there))
         or made_differently(item, record)
-        or _too_open(item, source, there)
+        or shared_differently(item, record)
         or damage(item, record, lambda record: _has_digest(path, record.digest))
     )
     if (
@@ -247,20 +243,6 @@ def _is_intact(path: str, record: Record) -> bool:
     return not os.access(path, os.R_OK) or _has_digest(path, record.digest)
 
 
-def correct_permissions(path: str, source: Source, share: Share) -> None:
-    """Give a current copy of a file the permissions of its source as they are now.
-
-    A folder above the source may have been closed since, and its owner may have closed the copy to
-    themselves. Raise DestinationError.
-    """
-    # O_PATH, as the copy may be unreadable even for its owner.
-    with stage_errors(path), opened(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC) as copy:
-        there = os.fstat(copy)
-        mode = corrected_mode(there, source.mode, source.group, share) | stat.S_IRUSR
-        if stat.S_ISREG(there.st_mode) and mode != stat.S_IMODE(there.st_mode):
-            os.chmod(f"/proc/self/fd/{copy}", mode)
-
-
 def _lstat_or_none(path: str) -> os.stat_result | None:
     try:
         return os.lstat(path)
@@ -322,6 +304,12 @@ def made_differently(item: StageItem, record: Record | None) -> Reason | None:
     return Reason.DECOMPRESSED if record.decompressed else Reason.COMPRESSED
 
 
+def shared_differently(item: StageItem, record: Record | None) -> Reason | None:
+    """Return a reason if the copy was opened to more, or to fewer users. Pure."""
+    differs = record is not None and record.share != item.options.share
+    return Reason.SHARED_DIFFERENTLY if differs else None
+
+
 def damage(
     item: StageItem, record: Record | None, is_intact: Callable[[Record], bool]
 ) -> Reason | None:
@@ -334,11 +322,6 @@ def _has_digest(path: str, digest: str) -> bool:
     with suppress(PermissionError):
         return digest_of(path) == digest
     return False
-
-
-def _too_open(item: StageItem, source: Source, there: os.stat_result | None) -> Reason | None:
-    wider = item.shared and there and stat.S_IMODE(there.st_mode) & 0o077 & ~source.mode
-    return Reason.TOO_OPEN if wider else None
 
 
 def own_lstat(path: str) -> os.stat_result | None:

@@ -24,9 +24,9 @@ from stager.copies.survey import (
     made_differently,
     or_other_source,
     own_lstat,
+    shared_differently,
 )
 from stager.disk.files import existing_folder_above, kind_of, read_back
-from stager.disk.permissions import is_too_open, unpacked_mode
 from stager.disk.record import is_ours
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import Table
@@ -174,10 +174,9 @@ def judge_tree(
     copy, tree = record.copy_facts, record.tree
     if not stat.S_ISDIR(there.st_mode) or (there.st_ino, there.st_uid) != (copy.inode, copy.owner):
         return Reason.REPLACED
-    if reason := made_differently(item, record) or _made_differently(item, source, tree):
+    reason = made_differently(item, record) or shared_differently(item, record)
+    if reason := reason or _made_differently(item, source, tree):
         return reason
-    if _is_too_open(item, source, there):
-        return Reason.TOO_OPEN
     if not source.is_tree:  # an archive
         return None if record.source_facts == source.facts else Reason.SOURCE_CHANGED
     return None if tree.source_digest == source.listing else Reason.LISTING_CHANGED
@@ -191,15 +190,7 @@ def _made_differently(item: StageItem, source: Source, tree: TreeFacts) -> Reaso
         return Reason.PART_ONLY if tree.split else Reason.NOT_SPLIT
     if tree.by != item.options.by:
         return Reason.SPLIT_DIFFERENTLY
-    return None if tree.share == item.options.share else Reason.SHARED_DIFFERENTLY
-
-
-def _is_too_open(item: StageItem, source: Source, there: os.stat_result) -> bool:
-    """Whether more users may enter the copy than a new one."""
-    mode = source.mode
-    if item.options.extract:
-        mode = unpacked_mode(stat.S_IMODE(there.st_mode), mode)
-    return is_too_open(there, mode, source.group)
+    return None
 
 
 def damaged(path: str, cache: Cache, record: Record) -> list[str] | None:

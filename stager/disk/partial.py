@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from stager.base.extents import ALIGNMENT, Extent
 from stager.disk.files import opened_beneath, read_back, stage_errors, sync_folder, write_all
-from stager.disk.permissions import file_mode, give_permissions
+from stager.disk.permissions import give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import UnnamedFile
 
@@ -82,7 +82,7 @@ class Partial:
     def seal(self, mode: int, group: int, mtime_ns: int) -> None:
         """Give the file its permissions and time, and write all of it to the disk."""
         with stage_errors(self._folder):
-            give_permissions(self._file.descriptor, file_mode(mode), group)
+            give_permissions(self._file.descriptor, mode, group)
             os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
             os.fsync(self._file.descriptor)
 

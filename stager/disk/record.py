@@ -81,8 +81,6 @@ class TreeFacts:
     split: str = ""
     #: The pattern whose numbers chose the part of each file.
     by: str = ""
-    #: A `Share`: to whom the user opened the copy.
-    share: str = Share.SOURCE.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,8 @@ class Record:
     lifetime: str
     pinned: bool
     decompressed: bool = False
+    #: A `Share`: to whom the user opened the copy.
+    share: str = Share.NONE.value
     tree: TreeFacts | None = None
 
     @property

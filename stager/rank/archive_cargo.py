@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
-from stager.base.options import Relocate, Share
+from stager.base.options import Relocate
 from stager.base.outcome import Counts
-from stager.disk.files import OPEN_FOLDER, opened, stage_errors
+from stager.disk.files import stage_errors
 from stager.disk.parents import made_parents
 from stager.disk.partial import Partial
-from stager.disk.permissions import give_permissions, shared_mode, unpacked_mode
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
@@ -100,13 +97,10 @@ class ArchiveCargo(Cargo):
         return staleness_of(self._source, self.task.node.name) if self._source else None
 
     def seal(self) -> None:
-        source, share = self.task.source, self.task.item.options.share
         if self._tree and self._unpacker:
             self._unpacker.finish()
-            with stage_errors(self._tree.path):
-                narrow(self._tree.path, source.mode, source.group, share)
             self._tree.adopt()
-            self._tree.share(share)
+            self._tree.share(self.task.item.options.share, self.task.source.group)
             if self.task.item.options.relocate is Relocate.VENV:
                 self._relocate(self._tree, self._unpacker.digests)
             self._tree.sync()
@@ -150,13 +144,3 @@ class ArchiveCargo(Cargo):
         counts = Counts(files, files, self.task.plan.size)
         published = publish_tree(self.task, self._tree, self._announced, counts)
         return replace(published, note=self._note)
-
-
-def narrow(folder: str, mode: int, group: int, share: Share = Share.SOURCE) -> None:
-    """Narrow the permissions of ``folder`` to users who may read the archive. Raise OSError.
-
-    ``mode`` and ``group`` are the archive's. With ``share``, all of these may enter it.
-    """
-    with opened(folder, OPEN_FOLDER | os.O_NOFOLLOW) as descriptor:
-        found = shared_mode(stat.S_IMODE(os.fstat(descriptor).st_mode), share)
-        give_permissions(descriptor, unpacked_mode(found, mode), group)

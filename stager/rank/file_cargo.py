@@ -152,9 +152,13 @@ def check_unwritten(task: Task, before: Record | None) -> None:
 
 
 def open_source(task: Task) -> SourceReader:
-    """Open a task's source, a single file. Raise IntegrityError if it is not the one surveyed."""
-    is_widened = task.item.options.share is not Share.SOURCE
-    return open_file(task.item.source, task.source, task.remote, is_widened=is_widened)
+    """Open a task's source, a single file. Raise IntegrityError if it is not the one surveyed.
+
+    Raise SourceError if it may not become a copy for all users: the site's account reads for them,
+    and may be able to read more.
+    """
+    for_all = task.item.shared and task.item.options.share is Share.NONE
+    return open_file(task.item.source, task.source, task.remote, for_all=for_all)
 
 
 def staleness_of(reader: SourceReader, node: str) -> Failure | None:

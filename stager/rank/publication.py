@@ -81,7 +81,6 @@ def announce_tree(
         interpreter=task.source.interpreter_at,
         split=split,
         by=task.item.options.by,
-        share=task.item.options.share,
     )
     facts_of_copy = tree.facts()
     if old is not None:

@@ -8,7 +8,6 @@ that failed unexpectedly. `launch.run` reads them.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import time
 from _thread import allocate_lock  # threading is slow to import
@@ -16,11 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.events import event
-from stager.base.options import Share
 from stager.base.outcome import Counts, ItemReport
 from stager.base.text import listed, printable
 from stager.copies.survey import Reason
-from stager.disk.permissions import other_group_mode
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
@@ -158,9 +155,6 @@ def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Itera
         yield _leaving_note(task)
     yield _fuse_note(task)
     yield delivered.note or _note(task.source)
-    if task.cache.uid == task.node.uid:  # the copy of the site's account has what that gave it
-        yield _closed_note(task)
-        yield _group_note(task)
 
 
 def _open_notes(surveys: Sequence[Survey]) -> Iterator[str]:
@@ -223,34 +217,3 @@ def _note(source: Source) -> str:
     from stager.tree.venv import note  # only for Python environments
 
     return note(source.interpreter.path, may_be_staged=True)
-
-
-def _closed_note(task: Task) -> str:
-    """Return the note to a user whose copies give others less than the source's own mode.
-
-    Copies that are current do so too: a folder above the source may have been closed since.
-    """
-    source = task.source
-    if not source.closed_by or task.item.options.share is not Share.SOURCE:
-        return ""
-    who, remedy = "only you can", "share=group or share=all"
-    if source.mode & (stat.S_IRGRP | stat.S_IROTH):
-        who, remedy = "not everybody can", "share=all"
-    return (
-        f"note: {who} read the copy, because of the permissions of {printable(source.closed_by)}; "
-        f"{remedy} would change that, if the site allows it"
-    )
-
-
-def _group_note(task: Task) -> str:
-    """Return the note to a user whose ``share=group`` opens the copy to no group."""
-    source = task.source
-    is_member = source.group in (os.getegid(), *os.getgroups())
-    if task.item.options.share is not Share.GROUP or is_member:
-        return ""
-    if other_group_mode(source.mode) & stat.S_IRGRP:
-        return ""
-    return (
-        "note: share=group opens the copy to nobody, because you are not in the source's group; "
-        "share=all would open it to everybody, if the site allows it"
-    )

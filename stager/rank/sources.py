@@ -6,12 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import SourceError
-from stager.base.options import ITSELF, FolderLayout, Links, Options, Relocate
+from stager.base.errors import SourceError, UsageError
+from stager.base.options import ITSELF, FolderLayout, Links, Options, Relocate, Share
 from stager.base.paths import VENV_CONFIG
 from stager.base.progress import Kind, doing
 from stager.base.text import listed
-from stager.disk.permissions import copied_mode, shared_mode
+from stager.disk.permissions import copy_mode
 from stager.disk.record import SourceFacts
 from stager.request.kinds import check_options
 from stager.source.access import look_at
@@ -67,7 +67,6 @@ SOURCES = tuple_of(
                 lambda data: _interpreter().from_data(data),
             )
         ),
-        closed_by=TEXT,
         unmatched=tuple_of(TEXT),
         is_left_alone=FLAG,
         leaving=NUMBER,
@@ -141,8 +140,23 @@ def _look_at(
     elif source.is_tree and item.destination != item.source:
         listing = listings.get(item.source, selection)
         source = replace(source, is_left_alone=bool(listing and listing.has(VENV_CONFIG)))
-    mode = shared_mode(copied_mode(source.mode, is_folder=source.is_tree), item.options.share)
-    return replace(source, mode=mode)
+    return _permitted(source, item)
+
+
+def _permitted(source: Source, item: StageItem) -> Source:
+    """Return the ``source`` with the mode and the group of its copy. Raise UsageError."""
+    share, group = item.options.share, os.getegid()
+    if item.shared and share is Share.NONE:
+        share = Share.ALL  # `way` sees to it that all can read the source
+    if share is Share.GROUP:
+        if source.group not in (group, *os.getgroups()):
+            raise UsageError(
+                f"{item.source}: share=group is for the source's group (gid {source.group}), and "
+                "you are not in it"
+            )
+        group = source.group
+    mode = copy_mode(source.mode, share, is_folder=source.is_tree)
+    return replace(source, mode=mode, group=group)
 
 
 def _environment(item: StageItem, source: Source, copied: Sequence[tuple[str, str]]) -> Source:

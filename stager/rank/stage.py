@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 from stager.base.errors import BusyError, Failure, StageError
 from stager.base.options import Lifetime, Mode
 from stager.base.phases import Phase
-from stager.base.progress import Kind, about, doing
+from stager.base.progress import about
 from stager.copies.apart import check_apart
 from stager.copies.survey import (
     Reason,
     Survey,
-    correct_permissions,
     open_to,
     other_source,
     survey,
@@ -336,9 +335,6 @@ class StageRun:
             finish(one.cache, path, item.destination, force=item.options.replace)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
         found = replace(found, open_to=open_to(path, one.cache))
-        own_file = not (source.is_tree or item.options.extract or self._is_of_site(one))
-        if found.current and own_file and not self._context.request.dry_run:
-            correct_permissions(path, source, item.options.share)
         if not self._is_of_site(one):
             found = self._with_what_is_there(found, one, path)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
@@ -463,26 +459,15 @@ class StageRun:
 
     def _share_listing(self, task: Task) -> Listing:
         """Return a folder's listing, from rank 0, with the modes of copies. Collective."""
-        from stager.source.permitted import permitted  # not needed for files
         from stager.tree.listing import Listing
 
         item, source, options = task.item, task.source, task.item.options
         found: list[Listing] = []
 
         def look() -> None:
-            selection = selection_of(options)
-            listing = self._listings.get(item.source, selection)
+            listing = self._listings.get(item.source, selection_of(options))
             if listing is not None:
-                with doing(Kind.READ, item.source):
-                    found.append(
-                        permitted(
-                            item.source,
-                            listing,
-                            source.mode,
-                            options.share,
-                            follow=selection.follow,
-                        )
-                    )
+                found.append(listing.as_copied(options.share, source.group))
 
         together(self._context, look)
         channel = self._context.channel

@@ -95,6 +95,7 @@ class Task:
             lifetime=self._lifetime(before),
             pinned=bool(before and before.pinned),
             decompressed=bool(self.item.options.decompress),
+            share=self.item.options.share,
             tree=tree,
         )
 

@@ -86,7 +86,7 @@ def _check_url(url: str, policy: Policy) -> None:
 def _check_share(destination: str, share: Share, policy: Policy) -> None:
     """Raise PolicyRefusal if the site does not allow that a copy is opened so far."""
     allowed = {"none": (), "group": (Share.GROUP,), "all": (Share.GROUP, Share.ALL)}
-    if share not in (Share.SOURCE, *allowed[policy.allow_share]):
+    if share not in (Share.NONE, *allowed[policy.allow_share]):
         remedy = "use share=group or remove it" if policy.allow_share == "group" else "remove it"
         raise PolicyRefusal(f"{destination}: this site does not allow share={share}; {remedy}")
 

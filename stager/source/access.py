@@ -86,15 +86,15 @@ def look_at(
 
 
 def open_file(
-    path: str, source: Source, settings: RemoteSettings, *, is_widened: bool = False
+    path: str, source: Source, settings: RemoteSettings, *, for_all: bool = False
 ) -> SourceReader:
     """Open a single file to be read.
 
-    Without ``is_widened``, those who may read it now must be those of ``source``. Raise
-    IntegrityError if it is another version, SourceError if it cannot be read.
+    Raise IntegrityError if it is another version, SourceError if it cannot be read or, with
+    ``for_all``, not by all users.
     """
     if not is_url(path):
-        return PosixFile(path, source, is_widened=is_widened)
+        return PosixFile(path, source, for_all=for_all)
     from stager.source.remote import ObjectReader
 
     return ObjectReader(path, source, settings)

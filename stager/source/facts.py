@@ -24,7 +24,7 @@ class Source:
     """
 
     facts: SourceFacts
-    #: The permission bits that the copy may have at most, and the gid.
+    #: The permission bits and the gid: of the source, and for a stage, of its copy.
     mode: int
     group: int
     #: Bytes that it takes on the disk it is read from, without holes.
@@ -35,9 +35,6 @@ class Source:
     listing: str = ""
     #: The interpreter of a virtual environment that is to be relocated.
     interpreter: Interpreter | None = None
-    #: The path of the folder, or of the access control list, that closes the copy to some who could
-    #: read the source by its own mode; empty if there is none.
-    closed_by: str = ""
     #: The options of the item with a pattern that matches nothing in the folder.
     unmatched: tuple[str, ...] = ()
     #: Whether it is a virtual environment that is not to be relocated.

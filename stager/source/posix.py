@@ -22,7 +22,7 @@ from stager.disk.files import kind_of, opened
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
 from stager.disk.record import SourceFacts
 from stager.source.facts import EVERYTHING, Listings, Selection, Source
-from stager.source.way import READ, reach
+from stager.source.way import check_open_to_all
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
@@ -45,7 +45,7 @@ def look_at_source(
     try:
         with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
             check_mounter(descriptor, path)
-            facts, (mode, closed_by) = os.fstat(descriptor), reach(descriptor)
+            facts = os.fstat(descriptor)
             version = version_of(descriptor)
         if to_be_read:
             os.close(os.open(path, OPEN_FILE))
@@ -55,6 +55,7 @@ def look_at_source(
         )
         missing = isinstance(error, FileNotFoundError)
         raise SourceError(f"{path}: {error.strerror}{f'; {hint}' if missing else ''}") from None
+    mode = stat.S_IMODE(facts.st_mode)
     if stat.S_ISDIR(facts.st_mode):
         listings = Listings() if listings is None else listings
         listing = listings.list_once(
@@ -68,7 +69,7 @@ def look_at_source(
         identity = replace(version, size=listing.size, mtime_ns=modified)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
-            closed_by=closed_by, leaving=count_leaving(path, listing),
+            leaving=count_leaving(path, listing),
         )  # fmt: skip
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
@@ -76,7 +77,7 @@ def look_at_source(
     if not facts.st_size:
         _check_empty(path)
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
-    return Source(version, mode, facts.st_gid, allocated, closed_by=closed_by)
+    return Source(version, mode, facts.st_gid, allocated)
 
 
 def _check_empty(path: str) -> None:
@@ -96,11 +97,10 @@ def _list(
 ) -> Listing:
     from stager.tree.walk import walk  # not needed for a file
 
-    reached = (lambda descriptor: reach(descriptor).mode) if follow else None
     try:
         if version.inode:
-            return walk(path, facts, patterns, reached=reached)
-        listing = walk(path, None, patterns, reached=reached)
+            return walk(path, facts, patterns, follow=follow)
+        listing = walk(path, None, patterns, follow=follow)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
     from stager.tree.listing import Kind as Entry
@@ -140,13 +140,13 @@ def _is_version(facts: os.stat_result, version: SourceFacts) -> bool:
 class PosixFile(FileReader):
     """Reads a plain file that must be the ``source``; see `access.open_file`."""
 
-    def __init__(self, path: str, source: Source, *, is_widened: bool = False) -> None:
+    def __init__(self, path: str, source: Source, *, for_all: bool = False) -> None:
         super().__init__(path)
         self._source = source
         try:
             self.check()
-            if not is_widened and self._gives_less():
-                raise self._changed()
+            if for_all:
+                check_open_to_all(self.descriptor, path)
         except BaseException:
             self.close()
             raise
@@ -158,17 +158,6 @@ class PosixFile(FileReader):
             if all(_is_version(facts, self._source.facts) for facts in (named, read)):
                 return
         raise self._changed()
-
-    def _gives_less(self) -> bool:
-        """Whether the file may be read by fewer than the source that was looked at.
-
-        Then it is another file, or a folder above it was closed meanwhile.
-        """
-        with suppress(OSError), doing(Kind.READ, self._path):
-            group_differs = os.fstat(self.descriptor).st_gid != self._source.group
-            lost = self._source.mode & ~reach(self.descriptor).mode & READ
-            return bool(lost or (group_differs and self._source.mode & READ & stat.S_IRWXG))
-        return True
 
     def _changed(self) -> IntegrityError:
         with suppress(OSError), doing(Kind.READ, self._path):

@@ -10,7 +10,7 @@ import os
 import sys
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import accumulate, chain, islice, pairwise
 from operator import lt
@@ -21,9 +21,12 @@ import xxhash
 from stager.base.extents import ALIGNMENT, Extent
 from stager.base.numbers import listed_time
 from stager.base.text import printable
+from stager.disk.permissions import copy_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from stager.base.options import Share
 
 #: The first bytes of a serialized listing, with the version of its format.
 _MAGIC = b"stage listing 1\n"
@@ -105,6 +108,19 @@ class Listing:
     def __post_init__(self) -> None:
         found = {row: sum(one.length for one in of) for row, of in self.extents.items()}
         object.__setattr__(self, "lengths", found)
+
+    def as_copied(self, share: Share, group: int) -> Self:
+        """Return the listing with the permissions and the ``group`` of copies. Pure."""
+        copied = {
+            (kind, mode): copy_mode(mode, share, is_folder=kind == Kind.FOLDER)
+            for kind, mode in set(zip(self.kinds, self.modes, strict=True))
+            if kind in (Kind.FILE, Kind.FOLDER)
+        }
+        modes, groups = self.modes[:], self.groups[:]
+        for row, which in enumerate(zip(self.kinds, self.modes, strict=True)):
+            if which in copied:
+                modes[row], groups[row] = copied[which], group
+        return replace(self, modes=modes, groups=groups)
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Self:

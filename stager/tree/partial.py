@@ -25,7 +25,7 @@ from stager.disk.files import (
     sync_folder,
     write_all,
 )
-from stager.disk.permissions import file_mode, folder_mode, give_permissions, shared_mode
+from stager.disk.permissions import give_permissions
 from stager.disk.record import CopyFacts
 from stager.disk.unnamed import make_partial_folder
 from stager.tree.listing import Kind, Listing
@@ -133,7 +133,7 @@ class PartialTree:
     def _create(self, row: int) -> int:
         # Mostly with its permissions, so that it needs none later. Its top folder is the owner's.
         listing = self._listing
-        return os.open(self._base + listing.paths[row], _CREATE, file_mode(listing.modes[row]))
+        return os.open(self._base + listing.paths[row], _CREATE, listing.modes[row])
 
     def _complete(self, row: int, descriptor: int) -> None:
         """Close a file that has all its data."""
@@ -147,8 +147,7 @@ class PartialTree:
     def _finish(self, row: int, descriptor: int) -> None:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
-        rule = file_mode if listing.kinds[row] == Kind.FILE else folder_mode
-        mode, group = rule(listing.modes[row]), listing.groups[row]
+        mode, group = listing.modes[row], listing.groups[row]
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         facts = os.fstat(descriptor)
         if (stat.S_IMODE(facts.st_mode), facts.st_gid) != (mode, group):
@@ -216,15 +215,15 @@ class PartialTree:
         """The bytes that the sealed tree takes on a disk, without holes."""
         return replace(self.copy, extents=self._listing.extents).allocated()
 
-    def share(self, share: Share) -> None:
-        """Open the adopted files and folders to others, as far as they may enter the top folder."""
-        copy = self.copy
+    def share(self, share: Share, group: int) -> None:
+        """Give the adopted files and folders the permissions and the ``group`` of copies."""
+        before, self.copy = self.copy, self.copy.as_copied(share, group)
         with stage_errors(self.path):
-            for row, kind in enumerate(copy.kinds):
-                mode = shared_mode(copy.modes[row], share)
-                if row and kind in (Kind.FILE, Kind.FOLDER) and mode != copy.modes[row]:
-                    os.chmod(self._base + copy.paths[row], mode)
-                    copy.modes[row] = mode
+            for row, path in enumerate(before.paths):
+                if before.groups[row] != self.copy.groups[row]:
+                    os.chown(self._base + path, -1, group)
+                if before.modes[row] != self.copy.modes[row]:
+                    os.chmod(self._base + path, self.copy.modes[row])
 
     def facts(self) -> CopyFacts:
         """Return what identifies the sealed tree, before and after it is published."""

@@ -17,7 +17,6 @@ import xxhash
 
 from stager.base.errors import UsageError
 from stager.base.paths import SHARD_LIST
-from stager.disk.permissions import beneath_mode
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.patterns import numbered_regex
 
@@ -34,8 +33,8 @@ _TOO_LITTLE = 0.5
 _PARTS_OF_MEAN = 100
 #: The node of a row that is no file.
 NO_NODE = -1
-#: By how many bits the rights to read are above those to enter.
-_AS_ENTER = 2
+#: The rights to read.
+_MAY_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 
 
 def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[int]:
@@ -245,16 +244,7 @@ def split_name(text: bytes, nodes: int) -> str:
 def list_row(text: bytes, mtime_ns: int, listing: Listing) -> Row:
     """Return the row of the file in a node's part that has the list ``text``.
 
-    It names what is in all folders of the ``listing``, so only those may read it who may list them.
+    Who may list the folder, as in the ``listing`` of copies, may read it.
     """
-    mode, group = listing.modes[0], listing.groups[0]
-    used = {path.rpartition(b"/")[0] for path in listing.paths[1:]}
-    for folder, folder_group in {
-        (listing.modes[row], listing.groups[row])
-        for row in listing.rows(Kind.FOLDER)
-        if listing.paths[row] in used
-    }:
-        enters_and_lists = folder & folder >> _AS_ENTER
-        mode = beneath_mode(mode, group, enters_and_lists, folder_group)
-    mode = stat.S_IRUSR | mode & (stat.S_IRGRP | stat.S_IROTH)
+    mode, group = listing.modes[0] & _MAY_READ, listing.groups[0]
     return Row(os.fsencode(SHARD_LIST), Kind.FILE, mode, len(text), mtime_ns, group=group)

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
 from stager.base.linux import IS_LINK, open_at, open_beneath
-from stager.base.mounts import has_own_rules, is_on_fuse
+from stager.base.mounts import is_on_fuse
 from stager.base.progress import count
 from stager.disk.files import OPEN_FOLDER, kind_of, opened
-from stager.disk.permissions import private_mode
 from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.tree.listing import Kind, Listing, Row, text_of
 
@@ -63,15 +62,14 @@ def walk(
     *,
     holes: bool = True,
     remedy: str = "leave it out with exclude=",
-    reached: Callable[[int], int] | None = None,
+    follow: bool = False,
 ) -> Listing:
     """Return the listing of ``folder``; ``facts`` is the stat that it must have, if that is known.
 
     Symbolic links in it are not followed, also if one is put in the place of a folder meanwhile.
-    With ``reached``, each is listed as what it leads to, with the mode that ``reached`` returns for
-    the open file or folder there. What the ``patterns`` leave out is not listed, and folders among
-    that are not read. With ``holes``, files with holes are opened to find these. ``remedy`` ends
-    the message about an entry that is no file, folder or link.
+    With ``follow``, each is listed as what it leads to. What the ``patterns`` leave out is not
+    listed, and folders among that are not read. With ``holes``, files with holes are opened to find
+    these. ``remedy`` ends the message about an entry that is no file, folder or link.
 
     Raise SourceError if an entry cannot be read or is no file, folder or link, or if one to be
     followed leads to nothing or in a circle; IntegrityError if one is removed or replaced
@@ -81,7 +79,7 @@ def walk(
         if facts and not os.path.samestat(os.fstat(root), facts):
             raise _changed(os.fsencode(folder))
         walker = _Walker(
-            os.fsencode(folder), root, patterns, holes=holes, remedy=remedy, reached=reached
+            os.fsencode(folder), root, patterns, holes=holes, remedy=remedy, follow=follow
         )
         rows = _rows(walker)
         return Listing.of(patterns.pruned(rows) if patterns else rows)
@@ -167,7 +165,7 @@ class _Walker:
 
     ``folder`` is its path, for messages. Each folder is opened from the root, and what is listed of
     it is read by its descriptor: no name is resolved twice. ``remedy`` is for an entry that is no
-    file, folder or link. With ``reached``, links are followed.
+    file, folder or link. With ``follow``, links are followed.
     """
 
     def __init__(
@@ -178,7 +176,7 @@ class _Walker:
         *,
         holes: bool,
         remedy: str,
-        reached: Callable[[int], int] | None,
+        follow: bool,
     ) -> None:
         self._folder = folder
         self._root = root
@@ -186,8 +184,7 @@ class _Walker:
         self._holes = holes
         self._remedy = remedy
         self._patterns = patterns
-        self._reached = reached
-        self._follow = reached is not None
+        self._follow = follow
         #: The paths of links to folders; and which folder is at each path, if links are followed.
         self._links = set[bytes]()
         self._entered: dict[bytes, tuple[int, int]] = {}
@@ -216,11 +213,8 @@ class _Walker:
                 facts = os.fstat(folder)
                 if self._follow:
                     self._check_circle(path, facts)
-                is_private = self._is_private(folder, path, facts)
-                row = _folder_row(path, facts)
-                if self._reached and path in self._links:
-                    row = row._replace(mode=self._reached(folder))
-                found = _Found([row], [], [], facts.st_dev)
+                self._check_mount(folder, path, facts)
+                found = _Found([_folder_row(path, facts)], [], [], facts.st_dev)
                 prefix = path + b"/" if path else b""
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -236,7 +230,7 @@ class _Walker:
             if error.errno in IS_LINK:
                 raise _changed(where) from None
             raise SourceError(f"{text_of(where)}: {error.strerror}") from None
-        return _for_owner(found) if is_private else found
+        return found
 
     def _check_circle(self, path: bytes, facts: os.stat_result) -> None:
         """Raise SourceError if the folder at ``path`` is one of those above it."""
@@ -250,15 +244,10 @@ class _Walker:
                     f"{where}: links lead in a circle here; leave it out with exclude="
                 )
 
-    def _is_private(self, descriptor: int, path: bytes, facts: os.stat_result) -> bool:
-        """Whether the modes do not say who may read what is open, on another filesystem.
-
-        Raise SourceError if a stranger mounted that.
-        """
-        if facts.st_dev == self._device:
-            return False
-        check_mounter(descriptor, text_of(self._path(path)))
-        return has_own_rules(descriptor)
+    def _check_mount(self, descriptor: int, path: bytes, facts: os.stat_result) -> None:
+        """Raise SourceError if what is open is on another filesystem, which a stranger mounted."""
+        if facts.st_dev != self._device:
+            check_mounter(descriptor, text_of(self._path(path)))
 
     def _sort(
         self, folder: int, prefix: bytes, name: bytes, entry: os.DirEntry[str], found: _Found
@@ -271,44 +260,32 @@ class _Walker:
             return
         if is_folder:
             found.folders.append(path)  # and it is a row of its own when it is opened
-            if is_link:
-                self._links.add(path)
             return
-        if is_link:
-            facts, mode = self._behind(folder, path, name)
-            row = self._row(folder, path, name, facts)._replace(mode=mode)
-        else:
-            facts = entry.stat(follow_symlinks=False)
-            row = self._row(folder, path, name, facts)
-        if (
-            not is_link
-            and facts.st_dev != found.device
-            and row.kind is Kind.FILE
-            and self._is_private_file(folder, path, facts)
-        ):
-            row = _owners(row)
+        facts = self._behind(folder, path, name) if is_link else entry.stat(follow_symlinks=False)
+        row = self._row(folder, path, name, facts)
+        if not is_link and facts.st_dev != found.device and row.kind is Kind.FILE:
+            self._check_mounted_file(folder, path, facts)
         if facts.st_nlink > 1 and row.kind is Kind.FILE:
             found.linked.append(((facts.st_dev, facts.st_ino), row))
         else:
             found.rows.append(row)
 
-    def _behind(self, folder: int, path: bytes, name: bytes) -> tuple[os.stat_result, int]:
-        """Return the stat of the file that a link leads to, and its mode as ``reached`` says."""
+    def _behind(self, folder: int, path: bytes, name: bytes) -> os.stat_result:
+        """Return the stat of the file that a link leads to."""
         where = text_of(self._path(path))
         try:
             with opened(name, os.O_PATH | os.O_CLOEXEC, folder) as descriptor:
                 check_mounter(descriptor, where)
-                facts = os.fstat(descriptor)
-                return facts, self._reached(descriptor) if self._reached else facts.st_mode
+                return os.fstat(descriptor)
         except OSError as error:
             what = f"is a link that cannot be followed ({error.strerror})"
             raise SourceError(f"{where} {what}; leave it out with exclude=") from None
 
-    def _is_private_file(self, folder: int, path: bytes, facts: os.stat_result) -> bool:
-        """Return the same for a file: a filesystem can be mounted at a file's place, too."""
+    def _check_mounted_file(self, folder: int, path: bytes, facts: os.stat_result) -> None:
+        """Check the same of a file: a filesystem can be mounted at a file's place, too."""
         name = path.rpartition(b"/")[2]
         with closing(FileReader(text_of(path), open_beneath(folder, name, os.O_PATH))) as file:
-            return self._is_private(file.descriptor, path, facts)
+            self._check_mount(file.descriptor, path, facts)
 
     def _row(self, folder: int, path: bytes, name: bytes, facts: os.stat_result) -> Row:
         mode = facts.st_mode
@@ -348,16 +325,6 @@ class _Walker:
             if not os.path.samestat(there, facts) and not is_on_fuse(reader.descriptor):
                 raise _changed(whole)
             return rounded(reader.extents(size), size)
-
-
-def _for_owner(found: _Found) -> _Found:
-    linked = [(key, _owners(row)) for key, row in found.linked]
-    return found._replace(rows=[_owners(row) for row in found.rows], linked=linked)
-
-
-def _owners(row: Row) -> Row:
-    """Return the ``row`` with the rights of the owner alone."""
-    return row._replace(mode=private_mode(row.mode))
 
 
 def _folder_row(path: bytes, facts: os.stat_result) -> Row:

@@ -165,12 +165,12 @@ def test_a_zip_of_powershell_5_has_folders(out: Path) -> None:
         ZipEntry(b"top.txt", b"three", method=8, attributes=0x20),
     )
     found = unpacked(text, out)
-    assert found.pop("train")[0] == found.pop("train/deep")[0] == "drwxr-xr-x"
+    assert found.pop("train")[0] == found.pop("train/deep")[0] == "drwx------"
     assert found == {
-        "train/img1.txt": ("-rw-r--r--", WHEN, b"one"),
-        "train/deep/img2.txt": ("-r--r--r--", WHEN, b"two"),
-        "train/empty": ("drwxr-xr-x", WHEN, b""),
-        "top.txt": ("-rw-r--r--", WHEN, b"three"),
+        "train/img1.txt": ("-rw-------", WHEN, b"one"),
+        "train/deep/img2.txt": ("-r--------", WHEN, b"two"),
+        "train/empty": ("drwx------", WHEN, b""),
+        "top.txt": ("-rw-------", WHEN, b"three"),
     }
 
 
@@ -219,8 +219,8 @@ def test_names_and_times_of_macos_arrive(out: Path) -> None:
         ZipEntry(NAME, b"1", made=MACOS, method=8, attributes=0o100640 << 16, extra=times),
     )
     assert unpacked(text, out) == {
-        NAME[:6].decode(): ("drwxr-xr-x", WHEN + 100, b""),
-        NAME.decode(): ("-rw-r-----", WHEN + 100, b"1"),
+        NAME[:6].decode(): ("drwx------", WHEN + 100, b""),
+        NAME.decode(): ("-rw-------", WHEN + 100, b"1"),
     }
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tarfile
 from pathlib import Path
@@ -52,28 +53,27 @@ def test_a_file_is_staged_once_and_then_to_the_nodes_that_lost_it(desk: Desk) ->
     assert [desk.copy(node).stat().st_ino for node in (1, 3)] == [inodes[0], inodes[2]]
 
 
-def test_the_note_on_a_closed_folder_comes_also_with_a_copy_that_is_current(desk: Desk) -> None:
-    above = desk.folder / "above"
-    above.mkdir(mode=0o755)
-    (above / "set").mkdir()
-    for name in ("file", "set/file"):
-        (above / name).write_text("secret")
-    values = [f"{above}/file:/nvme/file", f"{above}/set:/nvme/set"]
-    desk.local("stage", *values)
-    above.chmod(0o700)
-    note = (
-        f"note: only you can read the copy, because of the permissions of {above}; share=group or "
-        "share=all would change that, if the site allows it"
-    )
-    # The file loses its rights at the first of these, the folder is staged again.
-    for _ in range(2):
-        told = desk.local("stage", *values).out
-        assert told.count(f"/nvme/file: current on {ALL}, nothing moved") == 1
-        for name in ("file", "set"):
-            assert told.count(f"stage: /nvme/{name}: {note}\n") == 1
-            assert desk.copy(2, f"/nvme/{name}").stat().st_mode & 0o077 == 0
-    shared = desk.local("stage", f"{values[0]},share=all").out
-    assert "note:" not in shared
+def test_a_copy_is_its_owners_alone_unless_it_is_shared(desk: Desk) -> None:
+    (desk.folder / "set/sub").mkdir(parents=True)
+    for name, mode in (("img", 0o664), ("set/tool", 0o755), ("set/sub/file", 0o444)):
+        (desk.folder / name).touch()
+        (desk.folder / name).chmod(mode)
+    subprocess.run(["tar", "-cf", "set.tar", "set"], cwd=desk.folder, check=True)
+    items = ["img:/nvme/img", "set:/nvme/set", "set.tar:/nvme/tar,extract"]
+    for share, file, folder, tool, locked in (
+        ("", 0o600, 0o700, 0o700, 0o400),
+        (",share=group", 0o640, 0o750, 0o750, 0o440),
+        (",share=all", 0o644, 0o755, 0o755, 0o444),
+        ("", 0o600, 0o700, 0o700, 0o400),
+    ):
+        modes = {"img": file, "set": folder, "set/tool": tool, "set/sub": folder}
+        modes |= {"set/sub/file": locked, "tar": folder, "tar/set": folder}
+        modes |= {"tar/set/tool": tool, "tar/set/sub/file": locked}
+        told = desk.local("stage", *(f"{desk.folder}/{item}{share}" for item in items))
+        assert told.code == 0
+        assert {
+            name: stat.S_IMODE(desk.copy(2, f"/nvme/{name}").stat().st_mode) for name in modes
+        } == modes
 
 
 def test_what_a_killed_mpiexec_leaves_stops_no_later_one(desk: Desk) -> None:

@@ -338,41 +338,28 @@ def test_a_shared_copy_serves_users_who_may_read_the_source(site: Site, shared_r
     assert site.copy("n1", f"{shared_root}/f1").stat().st_ino == inode
 
 
-def test_the_sites_account_opens_a_shared_copy_that_is_current(
+def test_what_some_users_cannot_read_becomes_no_copy_for_all_without_a_word(
     site: Site, shared_root: str
 ) -> None:
-    site.run("echo >/shared/open; chmod 600 /shared/open; chown stage: /shared/open", user="root")
-    for more, mode in (("", "600"), (",share=all", "644")):
-        line = f"--stage=/shared/open:/nvme/shared/open{more}"
-        shown = f"stat -c %a {shared_root}/open"
-        assert site.run(["srun", "-N1", line, *shown.split()], user=SITE_ACCOUNT).stdout == (
-            f"{mode}\n"
-        )
-    site.run("rm /shared/open", user="root")
-
-
-def test_a_shared_copy_keeps_the_permissions_of_the_source(site: Site, shared_root: str) -> None:
-    site.run("rm -rf /shared/private; mkdir -m 700 /shared/private; cp /shared/f2 /shared/private")
-    site.run("chmod 640 /shared/f1; chown -R stage: /shared/f1 /shared/private", user="root")
-    for source in ("/shared/f1", "/shared/private/f2"):
-        assert share(site, source, SITE_ACCOUNT).wait().exit_code == "0:0"
-        job = share(site, source, "bob")
-        assert job.output() == f"stage: n1: {source}: Permission denied\n{NOT_STARTED.format(4)}"
-    for name, mode in (("f1", 0o100640), ("f2", 0o100600)):
-        copy = site.copy("n1", f"{shared_root}/{name}")
-        assert (copy.stat().st_mode, copy.stat().st_uid) == (mode, OWNER)
-        read = site.run(["cat", f"{shared_root}/{name}"], user="bob", on="n1", check=False)
-        assert read.stderr == f"cat: {shared_root}/{name}: Permission denied\n"
-    # Alice may read the source as its owner, but the copy keeps its account and the mode.
-    site.run("chown -R alice: /shared/private", user="root")
-    assert share(site, "/shared/private/f2", SITE_ACCOUNT).wait().exit_code == "4:0"
-    job = share(site, "/shared/private/f2", "alice")
-    assert job.output() == (
-        f"stage: n[1-2]: {shared_root}/f2 cannot be used: only the site's account (uid {OWNER}) "
-        "stages files there, for all users, and the copy is missing or not up to date (the source "
-        "changed); ask the administrator, or choose another destination\n" + NOT_STARTED.format(6)
+    """Alice leads the account to what its group may read, but bob may not."""
+    site.run(
+        "cd /shared; rm -rf private open offered; mkdir -m 750 private; cp f2 private; cp f2 open; "
+        "chmod 640 open; chmod 644 private/f2; chown -R alice:stage private open",
+        user="root",
     )
-    site.run("rm -r /shared/private /shared/f1", user="root")
+    site.run("ln -s private/f2 /shared/offered")
+    for name, closed in (("open", "open"), ("offered", "private")):
+        job = share(site, f"/shared/{name}", SITE_ACCOUNT)
+        assert job.output() == (
+            f"stage: n1: /shared/{name}: a copy there would be for all users, and /shared/{closed} "
+            "is not open to all: chmod go+rX, or share=all, which opens the copy all the same\n"
+            + NOT_STARTED.format(4)
+        )
+        assert not site.copy("n1", f"{shared_root}/{name}").exists()
+    line = f"--stage=/shared/open:{shared_root}/open,share=all"
+    shown = ["stat", "-c", "%a", f"{shared_root}/open"]
+    assert site.run(["srun", "-N1", line, *shown], user=SITE_ACCOUNT).stdout == "644\n"
+    site.run("rm -r /shared/private /shared/open /shared/offered", user="root")
 
 
 def test_only_the_sites_account_stages_to_a_shared_root(site: Site, shared_root: str) -> None:

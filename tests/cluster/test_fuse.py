@@ -24,11 +24,6 @@ NOTES = [
     "as they were is not noticed"
     for source, copy in ((FILE, "/nvme/file"), (FOLDER, "/nvme/folder"), (FOLDER, "/nvme/parts"))
 ]
-#: It has no lists of who may read, and says of none that there is none.
-NOTES[0] += (
-    f"; note: only you can read the copy, because of the permissions of {FILE}; share=group or "
-    "share=all would change that, if the site allows it"
-)
 COMPARE = f"srun -n4 sh -c 'cmp {FILE} /nvme/file && diff -r {FOLDER} /nvme/folder' && echo same"
 
 

@@ -41,7 +41,7 @@ def test_the_file_is_on_every_node_before_the_first_line_of_the_script(site: Sit
     assert used.count(listed) == 4
     for node in site.nodes:
         facts, original = site.copy(node).stat(), image.stat()
-        assert (facts.st_mtime_ns, facts.st_mode) == (original.st_mtime_ns, original.st_mode)
+        assert (facts.st_mtime_ns, facts.st_mode) == (original.st_mtime_ns, 0o100600)
         assert facts.st_uid == 5001
 
 

@@ -49,7 +49,7 @@ touch -d '2002-03-04 05:06:07' a/b closed; chmod 555 closed
 cp -a /shared/tree /shared/made
 """
 #: Prints what differs between source and copy on the node where it runs; nothing if equal.
-COMPARE = f"rsync -anciHS --delete {SOURCE}/ {COPY}/"
+COMPARE = f"rsync -anciHS --chmod=ug-s,go= --delete {SOURCE}/ {COPY}/"
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +260,7 @@ def test_evict_keeps_a_folder_that_a_user_put_in_the_place_of_a_copy(site: Site)
 def test_an_archive_is_unpacked_on_every_node_and_not_kept(site: Site) -> None:
     site.run("rm /shared/tree/a/dangling; touch -d 2001-02-03 /shared/tree/a; "
              "cd /shared && tar -czf tree.tar.gz -C tree .")  # fmt: skip
-    compare = f"srun rsync -anciHS --delete {SOURCE}/ {COPY}/"
+    compare = f"srun rsync -anciHS --chmod=ug-s,go= --delete {SOURCE}/ {COPY}/"
     wish = f"--stage=/shared/tree.tar.gz:{COPY},extract"
     # A tar has whole seconds, so rsync must ignore smaller differences.
     output = stage(site, wish, compare.replace("-anciHS", "-anciHS --modify-window=1"))
@@ -423,7 +423,10 @@ def test_a_snapshot_of_a_hub_on_shared_storage_is_staged_with_what_its_links_lea
     refused = site.sbatch("true", "-N1", wish)
     assert refused.wait().exit_code == "4:0", refused.output()
     assert "take the files that they lead to by links=follow\n" in refused.output()
-    wish, equal = f"{wish},links=follow", f"srun rsync -anciHSL --delete {source}/ {copy}/"
+    wish, equal = (
+        f"{wish},links=follow",
+        f"srun rsync -anciHSL --chmod=ug-s,go= --delete {source}/ {copy}/",
+    )
     assert ": 2 files, 4.8 MiB from " in stage(site, wish, equal)
     assert f"stage: {copy}: current on n[1-2] (2 nodes), nothing moved" in stage(site, wish, equal)
     site.run(f"echo two >{cache}/blobs/1")

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.base.options import ITSELF, Options, Share, Validate
+from stager.base.options import ITSELF, Options, Validate
 from stager.copies.survey import (
     Reason,
     Survey,
     check_contents,
-    correct_permissions,
     judge,
     made_differently,
     open_to,
@@ -131,7 +130,6 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "the source changed, or other files of it are wanted",
         "the copy changed",
         "it is damaged",
-        "its permissions are wider than the source's",
         "relocated differently",
         "shared differently",
         "it was decompressed",
@@ -335,6 +333,14 @@ def test_a_copy_that_was_found_damaged_is_not_current(node: Node, validate: Vali
     assert record
     node.cache.save(record.as_damaged())
     assert node.survey(validate) == needed(Reason.DAMAGED)
+
+
+def test_a_copy_that_was_shared_otherwise_is_not_current(node: Node) -> None:
+    node.stage()
+    record = node.cache.load(str(node.copy))
+    assert record
+    node.cache.save(replace(record, share="all"))
+    assert node.survey() == needed(Reason.SHARED_DIFFERENTLY)
 
 
 def test_a_survey_writes_nothing(node: Node) -> None:
@@ -648,46 +654,6 @@ def test_a_copy_that_is_being_replaced_is_waited_for(node: Node) -> None:
     timer.start()
     assert share(node) == CURRENT
     timer.join()
-
-
-@pytest.mark.root
-def test_a_shared_copy_with_wider_permissions_than_its_source_is_not_current(node: Node) -> None:
-    node.stage()
-    item = StageItem(str(node.source), str(node.copy), str(node.disk), shared=True)
-    source = replace(look_at_source(item.source), mode=0o600)
-    node.copy.chmod(0o644)
-    answer = survey(item, str(node.copy), source, node.cache, "n1")
-    assert answer == needed(Reason.TOO_OPEN)
-
-
-@pytest.mark.parametrize(
-    ("there", "wanted", "share", "now"),
-    [
-        (0o644, 0o600, Share.SOURCE, 0o600),
-        (0o755, 0o750, Share.SOURCE, 0o750),
-        (0o600, 0o644, Share.SOURCE, 0o600),
-        (0o600, 0o644, Share.ALL, 0o644),
-        (0o644, 0o640, Share.GROUP, 0o640),
-        (0o044, 0o600, Share.SOURCE, 0o400),
-    ],
-)
-def test_a_current_copy_gets_the_permissions_that_a_new_one_would_get(
-    node: Node, there: int, wanted: int, share: Share, now: int
-) -> None:
-    """A folder above the source was closed since it was staged, or the user shares it now."""
-    node.stage()
-    node.copy.chmod(there)
-    source = replace(look_at_source(str(node.source)), mode=wanted, group=os.getgid())
-    correct_permissions(str(node.copy), source, share)
-    assert node.copy.stat().st_mode & 0o7777 == now
-
-
-def test_the_group_of_a_copy_that_is_not_the_sources_gets_what_all_users_get(node: Node) -> None:
-    node.stage()
-    node.copy.chmod(0o644)
-    source = replace(look_at_source(str(node.source)), mode=0o640, group=os.getgid() + 1)
-    correct_permissions(str(node.copy), source, Share.GROUP)
-    assert node.copy.stat().st_mode & 0o7777 == 0o600
 
 
 def test_a_damaged_copy_for_all_is_found_if_a_checksum_is_asked_for(

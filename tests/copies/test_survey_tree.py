@@ -59,6 +59,7 @@ def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> R
         (having(SPREAD, by=""), PART, Reason.SPLIT_DIFFERENTLY),
         (having(COPIED, relocate=Relocate.VENV), PART, Reason.RELOCATED_DIFFERENTLY),
         (having(COPIED, share=Share.GROUP), WHOLE, Reason.SHARED_DIFFERENTLY),
+        (COPIED, replace(WHOLE, share="all"), Reason.SHARED_DIFFERENTLY),
         (having(SPREAD, validate=Validate.ALWAYS), WHOLE, Reason.ALWAYS),
         (SPREAD, RECORD, Reason.NOT_RECORDED),
         (SPREAD, None, Reason.NOT_RECORDED),
@@ -72,25 +73,6 @@ def test_the_copy_of_a_folder_may_be_current_or_there_is_a_reason(
 
 def test_a_folder_that_is_missing_is_absent_whatever_is_asked_for() -> None:
     assert judge_tree(SPREAD, FOLDER, WHOLE, None) == Reason.ABSENT
-
-
-@pytest.mark.parametrize(
-    ("there", "mode", "extract", "reason"),
-    [
-        (0o755, 0o750, False, Reason.TOO_OPEN),
-        (0o750, 0o755, False, None),
-        (0o755, 0o600, True, Reason.TOO_OPEN),
-        (0o755, 0o640, True, Reason.TOO_OPEN),
-        (0o750, 0o640, True, None),
-    ],
-)
-def test_a_folder_that_more_users_may_enter_than_a_new_copy_is_not_current(
-    there: int, mode: int, reason: Reason | None, *, extract: bool
-) -> None:
-    item = having(COPIED, extract=extract)
-    source = replace(FOLDER, mode=mode, listing="" if extract else FOLDER.listing)
-    found = os.stat_result((stat.S_IFDIR | there, *FOUND[1:5], source.group, *FOUND[6:]))
-    assert judge_tree(item, source, WHOLE, found) == reason
 
 
 def test_a_part_is_current_for_the_listing_that_it_is_of() -> None:

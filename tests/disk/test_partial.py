@@ -56,16 +56,6 @@ def test_an_empty_file_is_published_too(cache: Cache, disk: Path) -> None:
     assert (disk / "empty").read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    ("wanted", "given"), [(0o4755, 0o755), (0o2755, 0o755), (0o1644, 0o644), (0o444, 0o444)]
-)
-def test_special_permission_bits_are_dropped(
-    cache: Cache, disk: Path, wanted: int, given: int
-) -> None:
-    publish(cache, NEW, disk / "file", wanted)
-    assert stat.S_IMODE((disk / "file").stat().st_mode) == given
-
-
 def test_pieces_may_be_written_in_any_order(cache: Cache, disk: Path) -> None:
     partial = allocated(cache, 8)
     for piece, offset in ((b"gh", 6), (b"abc", 0), (b"def", 3)):

@@ -100,7 +100,7 @@ def test_a_file_is_decompressed_on_all_nodes(
     assert (item.received, item.size, item.source_bytes_read) == (world.nodes, size, size)
     assert (item.senders, item.tree) == ([], None)
     facts, record = world.copy.stat(), world.record()
-    assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o640, WHEN)
+    assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o600, WHEN)
     assert (record.decompressed, record.tree) == (True, None)
     assert (record.source_facts.size, record.copy_facts.size) == (size, len(world.data))
     assert record.digest == digest_of(str(world.copy)) == item.digest

@@ -166,7 +166,7 @@ def test_the_list_of_parts_is_the_same_on_all_nodes_and_read_only(
     lines = [line.split("\t") for line in text.splitlines()]
     assert [name for _, _, name in lines] == sorted([*FILES, "twin"])
     assert sum(int(size) for _, size, name in lines if name != "twin") == TOTAL
-    assert (world.copy / LIST).stat().st_mode & 0o777 == 0o444
+    assert (world.copy / LIST).stat().st_mode & 0o777 == 0o400
 
 
 def test_a_spread_folder_is_current_while_nothing_changes(world: TreeWorld) -> None:

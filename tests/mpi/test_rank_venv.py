@@ -57,7 +57,7 @@ def check_environment(world: TreeWorld) -> None:
     assert (world.copy / "pyvenv.cfg").read_text() == "home = /usr/bin\ncommand = venv /nvme/tree\n"
     module = world.copy / "lib/python3.11/site-packages/module.py"
     assert module.read_text() == str(world.source)
-    assert (world.copy / "bin/hello").stat().st_mode & 0o777 == 0o555
+    assert (world.copy / "bin/hello").stat().st_mode & 0o777 == 0o500
     world.comm.Barrier()
 
 

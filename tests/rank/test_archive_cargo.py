@@ -1,19 +1,17 @@
-"""An unpacked archive: who may enter its folder, and how much of the disk it may take."""
+"""An unpacked archive: how much of the disk it may take."""
 
 from __future__ import annotations
 
 import os
-import stat
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stager.base.options import Share
 from stager.base.reserve import amount_of
 from stager.copies.room import FreeSpace
 from stager.rank import unpacker
-from stager.rank.archive_cargo import ArchiveCargo, narrow
+from stager.rank.archive_cargo import ArchiveCargo
 from stager.rank.unpacker import room_to_unpack
 from stager.request.items import Space
 
@@ -29,65 +27,6 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     folder.chmod(0o755)
     return folder
-
-
-def mode_of(folder: Path) -> int:
-    return stat.S_IMODE(folder.stat().st_mode)
-
-
-@pytest.mark.parametrize(
-    ("archive", "root", "now"),
-    [
-        (0o600, 0o755, 0o700),
-        (0o640, 0o755, 0o750),
-        (0o644, 0o755, 0o755),
-        (0o604, 0o755, 0o705),
-        (0o444, 0o755, 0o755),
-        (0o644, 0o700, 0o700),
-        (0o644, 0o710, 0o710),
-        (0o622, 0o755, 0o700),
-        (0o640, 0o2755, 0o2750),
-        (0o600, 0o1755, 0o1700),
-    ],
-)
-def test_only_users_who_may_read_the_archive_may_enter_its_folder(
-    folder: Path, archive: int, root: int, now: int
-) -> None:
-    folder.chmod(root)
-    narrow(str(folder), archive, os.getgid())
-    assert mode_of(folder) == now
-
-
-def test_the_folder_of_a_shared_archive_may_be_entered(folder: Path) -> None:
-    folder.chmod(0o700)
-    narrow(str(folder), 0o644, os.getgid(), Share.ALL)
-    assert mode_of(folder) == 0o755
-
-
-@pytest.mark.parametrize(
-    ("archive", "root", "now"),
-    [(0o640, 0o2755, 0o700), (0o644, 0o755, 0o755), (0o604, 0o755, 0o700), (0o640, 0o750, 0o700)],
-)
-def test_another_group_may_do_no_more_than_all_users(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, archive: int, root: int, now: int
-) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    folder.chmod(root)
-    monkeypatch.setattr(os, "fchown", refuse)
-    narrow(str(folder), archive, os.getgid() + 1)
-    assert (mode_of(folder), folder.stat().st_gid) == (now, os.getgid())
-
-
-def test_the_folder_gets_the_group_of_the_archive(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[int] = []
-    monkeypatch.setattr(os, "fchown", lambda _, owner, group: taken.extend((owner, group)))
-    narrow(str(folder), 0o640, os.getgid() + 1)
-    assert taken == [-1, os.getgid() + 1]
-    assert mode_of(folder) == 0o750
 
 
 def a_task(folder: Path, space: Space, source: str = "/shared/x.tar") -> Task:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stager.base.options import Options, Share
+from stager.base.options import Options
 from stager.base.outcome import Counts
 from stager.copies.survey import Reason, Survey
 from stager.disk.record import SourceFacts
@@ -157,30 +156,6 @@ def test_an_interpreter_on_shared_storage_is_noted(at: str, note: str, *, is_sha
     assert item_report(task(plan, source), SURVEYS, Delivered("digest"), 1.0).note == note
 
 
-@pytest.mark.parametrize(
-    ("group", "mode", "share", "is_noted"),
-    [
-        (47110, 0o640, Share.GROUP, True),
-        (47110, 0o644, Share.GROUP, False),  # everybody can read it
-        (47110, 0o644, Share.ALL, False),
-        (47110, 0o640, Share.SOURCE, False),
-        (os.getegid(), 0o640, Share.GROUP, False),
-    ],
-)  # fmt: skip
-def test_a_copy_is_noted_that_cannot_be_opened_to_the_sources_group(
-    group: int, mode: int, share: Share, *, is_noted: bool
-) -> None:
-    plan = TransferPlan(9, (), (0,), (0,), False, "digest")
-    source = replace(FILE, mode=mode, group=group)
-    note = (
-        "note: share=group opens the copy to nobody, because you are not in the source's group; "
-        "share=all would open it to everybody, if the site allows it"
-    )
-    for owner, expected in ((1000, note if is_noted else ""), (990, "")):
-        one = task(plan, source, Options(share=share), owner)
-        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == expected
-
-
 def test_an_environment_that_is_not_relocated_is_noted_when_it_moves() -> None:
     source = replace(FOLDER, is_left_alone=True)
     current = TransferPlan(9, (), (0,), (0,), False, "digest")
@@ -207,31 +182,3 @@ def test_links_that_leave_the_folder_are_noted_when_it_moves(number: int, note: 
     moved = task(replace(current, receivers=(1, 2)), source)
     expected = note.format(" without links=follow")
     assert item_report(moved, SURVEYS, Delivered("digest"), 1.0).note == expected
-
-
-CLOSED = "because of the permissions of /home/alice?x;"
-
-
-@pytest.mark.parametrize(
-    ("mode", "share", "note"),
-    [
-        (0o600, Share.SOURCE,
-         (f"note: only you can read the copy, {CLOSED} share=group or share=all would change that, "
-          "if the site allows it")),
-        (0o640, Share.SOURCE,
-         (f"note: not everybody can read the copy, {CLOSED} share=all would change that, "
-          "if the site allows it")),
-        (0o644, Share.ALL, ""),
-    ],
-)  # fmt: skip
-def test_a_copy_that_is_closed_to_readers_of_the_source_is_noted(
-    mode: int, share: Share, note: str
-) -> None:
-    source = replace(FILE, mode=mode, closed_by="/home/alice\nx")
-    current = TransferPlan(9, (), (0,), (0,), False, "digest")
-    for plan in (replace(current, receivers=(1, 2)), current):
-        one = task(plan, source, Options(share=share))
-        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == note
-    # The copy of the site's account has what that gave it.
-    one = task(current, source, Options(share=share), owner=990)
-    assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == ""

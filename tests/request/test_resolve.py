@@ -251,7 +251,7 @@ def test_a_site_may_forbid_to_share_copies(
 
 @pytest.mark.parametrize(
     ("allowed", "share"),
-    [("none", Share.SOURCE), ("group", Share.GROUP), ("all", Share.GROUP), ("all", Share.ALL)],
+    [("none", Share.NONE), ("group", Share.GROUP), ("all", Share.GROUP), ("all", Share.ALL)],
 )
 def test_a_site_may_allow_to_share_copies(
     allowed: Literal["none", "group", "all"], share: Share

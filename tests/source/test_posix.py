@@ -297,21 +297,3 @@ def test_what_links_lead_to_is_the_source_if_they_are_followed(tmp_path: Path) -
     (snapshot / "below/b").unlink()
     (snapshot / "below/b").symlink_to("../../../blobs/1")
     assert look().listing != second.listing
-
-
-def test_what_a_link_leads_to_is_not_opened_to_those_who_cannot_reach_it(tmp_path: Path) -> None:
-    closed, folder = tmp_path / "closed", tmp_path / "folder"
-    (closed / "below").mkdir(parents=True)
-    folder.mkdir()
-    for path in (closed / "file", closed / "below/file"):
-        path.touch()
-        path.chmod(0o644)
-    closed.chmod(0o700)
-    (folder / "file").symlink_to("../closed/file")
-    (folder / "below").symlink_to("../closed/below")
-    listings, selection = Listings(), Selection(follow=True)
-    assert look_at_source(str(folder), selection, listings).mode == 0o755
-    listing = listings.get(str(folder), selection)
-    assert listing
-    modes = dict(zip(listing.paths, map(oct, listing.modes), strict=True))
-    assert (modes[b"file"], modes[b"below"]) == ("0o600", "0o700")

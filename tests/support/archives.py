@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import stat
 import struct
 import subprocess
@@ -20,6 +21,7 @@ import zstandard
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, UsageError
+from stager.base.options import Share
 from stager.base.text import printable
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ NO_LIMITS = Limits(1 << 40, 1 << 20)
 
 
 def seen(listing: Listing) -> list[tuple[object, ...]]:
-    """Return what an archive stores of a folder; times in whole seconds, as in archives."""
+    """Return what an archive gives to the copy of a folder; times in whole seconds."""
+    listing = listing.as_copied(Share.NONE, os.getegid())
     columns = listing.paths, listing.kinds, listing.modes, listing.sizes
     rows = zip(*columns, [mtime // 10**9 for mtime in listing.mtimes], strict=True)
     return [*rows, tuple(listing.targets.items())]

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 from typing import TYPE_CHECKING
 
+from stager.base.options import Share
 from stager.base.outcome import Counts
 from stager.tree.partial import PartialTree
 from stager.tree.walk import walk
@@ -61,6 +62,7 @@ class TreeWorld(World):
 
 def seen(listing: Listing) -> list[tuple[object, ...]]:
     """Return the facts that a copy must share with its source."""
+    listing = listing.as_copied(Share.NONE, os.getegid())
     columns = (
         listing.paths, listing.kinds, listing.modes, listing.sizes, listing.mtimes, listing.groups,
     )  # fmt: skip

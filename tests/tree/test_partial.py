@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 import subprocess
 import threading
 from typing import TYPE_CHECKING
@@ -233,26 +232,6 @@ def test_a_tree_is_swept_only_after_its_writer_has_ended(cache: Cache, source: P
     os.close(tree._descriptor)  # as the end of its process would
     cache.sweep()
     assert partial_names(cache) == []
-
-
-def test_setuid_bits_and_write_permission_of_others_are_not_copied(
-    cache: Cache, disk: Path
-) -> None:
-    rows = [
-        Row(b"", Kind.FOLDER, 0o755),
-        Row(b"program", Kind.FILE, 0o6777, 1),
-        Row(b"spool", Kind.FOLDER, 0o3777),
-    ]
-    tree = PartialTree(cache, Listing.of(rows))
-    tree.lay_out()
-    tree.write(1, memoryview(b"x"), 0)
-    tree.seal()
-    tree.publish(f"{disk}/tree")
-    tree.close()
-    modes = {
-        name: stat.S_IMODE((disk / "tree" / name).stat().st_mode) for name in ("program", "spool")
-    }
-    assert modes == {"program": 0o755, "spool": 0o3755}
 
 
 def test_a_full_disk_is_reported(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base import mounts
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.base.progress import counted
@@ -23,7 +22,7 @@ from stager.tree import walk as module
 from stager.tree.listing import Kind, Listing
 from stager.tree.patterns import Patterns
 from stager.tree.walk import walk
-from tests.support.users import USER, as_user, on_tmpfs, ordinary_home
+from tests.support.users import USER, as_user, ordinary_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,34 +70,6 @@ def test_every_entry_is_found_as_it_is(folder: Path) -> None:
     )  # fmt: skip
     number = row(listing, b"link")
     assert (kinds[b"link"], listing.targets[number]) == (Kind.LINK, b"a/nowhere")
-
-
-@pytest.mark.root
-def test_what_is_on_a_filesystem_with_rules_of_its_own_is_its_owners_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where it is mounted at a file. It stands for CIFS, or a user's own FUSE."""
-    monkeypatch.setattr(mounts, "_OWN_RULES", frozenset({"tmpfs"}))
-    before = modes(folder)
-
-    def look() -> dict[bytes, str]:
-        inner = folder / "a/b/c"
-        (inner / "sub").mkdir(mode=0o755)
-        (inner / "sub/file").touch(0o644)
-        (inner / "second").hardlink_to(inner / "sub/file")
-        (inner / "alone").touch(0o644)
-        subprocess.run(["mount", "--bind", inner / "alone", folder / "zero"], check=True)
-        return modes(folder)
-
-    mine = {b"a/b/c": "0o700", b"a/b/c/second": "0o600", b"a/b/c/sub": "0o700"}
-    mine |= {b"a/b/c/alone": "0o600", b"zero": "0o600"}
-    mine |= {b"a/b/c/sub/file": "0o0"}  # it is a further name of a file
-    assert on_tmpfs(folder / "a/b/c", "size=64k,mode=755", look) == before | mine
-
-
-def modes(folder: Path) -> dict[bytes, str]:
-    listing = walk(str(folder))
-    return dict(zip(listing.paths, map(oct, listing.modes), strict=True))
 
 
 def test_who_may_enter_a_folder_is_part_of_its_version(folder: Path) -> None:
@@ -340,10 +311,6 @@ def test_a_folder_that_is_left_out_is_not_read(tmp_path: Path) -> None:
     assert walk(str(tmp_path), patterns=Patterns((), ("out/", "pipe"))).paths == [b""]
 
 
-def reached(descriptor: int) -> int:
-    return stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o750
-
-
 def test_a_link_that_is_followed_is_what_it_leads_to(folder: Path) -> None:
     beside = folder.parent / "beside"
     (beside / "below").mkdir(parents=True)
@@ -360,7 +327,7 @@ def test_a_link_that_is_followed_is_what_it_leads_to(folder: Path) -> None:
     }  # fmt: skip
     for name, target in links.items():
         (folder / name).symlink_to(target)
-    kept, found = walk(str(folder)), walk(str(folder), reached=reached)
+    kept, found = walk(str(folder)), walk(str(folder), follow=True)
     assert not list(found.rows(Kind.LINK))
     copied = folder.parent / "copied"
     subprocess.run(["cp", "-rL", folder, copied], check=True)
@@ -372,8 +339,8 @@ def test_a_link_that_is_followed_is_what_it_leads_to(folder: Path) -> None:
         assert (one.kind, one.size, one.mtime_ns, one.ctime_ns, one.inode) == (
             Kind.FILE, 4, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino,
         )  # fmt: skip
-        assert one.mode == (0o644 if name == "tree/file" else 0o640)
-    assert found.row(row(found, b"tree")).mode == 0o750
+        assert one.mode == 0o644
+    assert found.row(row(found, b"tree")).mode == 0o755
     assert found.data(row(found, b"hole")) == 4096
     # Two paths of one file lead to a file with two names.
     assert found.targets[row(found, b"inner")] == b"a/b/second"
@@ -393,9 +360,9 @@ def test_a_link_that_cannot_be_followed_is_named_and_may_be_left_out(
     (folder / "link").unlink()
     (folder / "wrong").symlink_to(target)
     with pytest.raises(SourceError) as caught:
-        walk(str(folder), reached=reached)
+        walk(str(folder), follow=True)
     assert str(caught.value) == f"{folder}/wrong {message}; leave it out with exclude="
-    assert walk(str(folder), patterns=Patterns((), ("wrong",)), reached=reached).has(b"a/file")
+    assert walk(str(folder), patterns=Patterns((), ("wrong",)), follow=True).has(b"a/file")
 
 
 @pytest.mark.parametrize(("target", "named"), [(".", "wrong"), ("..", "wrong/source")])
@@ -403,8 +370,8 @@ def test_links_that_lead_in_a_circle_are_named(folder: Path, target: str, named:
     (folder / "link").unlink()
     (folder / "wrong").symlink_to(target)
     with pytest.raises(SourceError) as caught:
-        walk(str(folder), reached=reached)
+        walk(str(folder), follow=True)
     assert str(caught.value) == (
         f"{folder}/{named}: links lead in a circle here; leave it out with exclude="
     )
-    assert walk(str(folder), patterns=Patterns((), ("wrong",)), reached=reached).has(b"a/file")
+    assert walk(str(folder), patterns=Patterns((), ("wrong",)), follow=True).has(b"a/file")
