@@ -265,7 +265,7 @@ class Target:
         for path, why in bad_links(self._links):
             raise self.refusal(path, why)
         for path, attributes in sorted(self._folders.items(), reverse=True):
-            os.chmod(self._base + path, attributes.mode if attributes else 0o755)
+            os.chmod(self._base + path, attributes.mode if attributes else 0o700)
             if attributes:
                 self._set_time(self._base + path, path, attributes.mtime)
 

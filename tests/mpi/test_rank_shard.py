@@ -108,7 +108,7 @@ def list_of(world: TreeWorld, owners: dict[str, int]) -> str:
 def stat_of(folder: Path, files: set[str]) -> list[tuple[object, ...]]:
     """Return the attributes that a part with these files must share with the source."""
     facts = [path.lstat() for path in sorted(folder.rglob("*")) if keep(path, folder, files)]
-    return [(one.st_mode, one.st_mtime_ns, one.st_gid) for one in [folder.lstat(), *facts]]
+    return [(one.st_mode & ~0o077, one.st_mtime_ns, one.st_gid) for one in [folder.lstat(), *facts]]
 
 
 def keep(path: Path, folder: Path, files: set[str]) -> bool:
@@ -255,7 +255,7 @@ def test_what_a_job_changed_in_its_part_is_restored(world: TreeWorld, what: str)
         elif what == "removed":
             path.unlink()
         elif what == "mode":
-            path.chmod(0o600)
+            path.chmod(0o640)
         elif what == "list":
             (world.copy / LIST).unlink()
         else:
