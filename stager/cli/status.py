@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks with ``--watch``, each of which is a step of the job.
 _PERIOD = 5
-_NOT_CURRENT = re.compile("stale|changed|gone|missing")
+_NOT_READY = re.compile("outdated|changed|damaged|missing")
 #: Variables that Slurm sets in a job, and on a node.
 _IN_JOB = {"SLURM_JOB_ID", "SLURMD_NODENAME"}
 
@@ -184,20 +184,20 @@ class _Found:
         yield from silent_lines(self.known, name_or_uid)
 
     def _table(self, blocks: Blocks | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        known, whole_job, of_job = self.known, self.whole_job, self.rules.job_roots
+        known, whole_job = self.known, self.whole_job
         if self.by == "file":
             headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
-            return headers, file_rows(known, whole_job=whole_job, of_job=of_job, blocks=blocks)
+            return headers, file_rows(known, whole_job=whole_job, blocks=blocks)
         if self.by == "user":
             return USER_HEADERS, user_rows(known, job.fold, name_or_uid)
-        return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job, of_job=of_job)
+        return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job)
 
 
 def _paint(header: str, cell: str) -> str:
     """Return a cell in a colour if it is a bar, or says that the next job will not use the copy."""
     if header == BAR != cell:
         return painted(cell, "cyan")
-    return painted(cell, "yellow") if header == "STATE" and _NOT_CURRENT.search(cell) else cell
+    return painted(cell, "yellow") if header == "STATE" and _NOT_READY.search(cell) else cell
 
 
 def _node_lines(answers: Sequence[Answer], problems: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from stager.base.options import Lifetime
 from stager.base.text import bytes_range, bytes_text, columns, elided, files_text, folded, printable
 
 if TYPE_CHECKING:
@@ -48,12 +47,11 @@ def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
 
 def rows(
     nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool,
-    of_job: Sequence[str] = (),
 ) -> list[Row]:  # fmt: skip
     """Return the rows for HEADERS; rows that differ only by their node are one row.
 
     ``now`` is in seconds since 1970. For a ``whole_job`` there are also rows of the nodes that lack
-    a file. What is beneath ``of_job`` goes with the job, whatever is asked for.
+    a file.
     """
     where: dict[Row, list[str]] = {}
     entries: dict[Row, list[Entry]] = {}
@@ -62,7 +60,7 @@ def rows(
             job = str(entry.used_by_job) if entry.used_by_job else "-"
             key: Row = (
                 entry.destination, "" if entry.part else _size(entry), entry.state,
-                _kept(entry, of_job), entry.source, job,
+                _kept(entry), entry.source, job,
             )  # fmt: skip
             where.setdefault(key, []).append(node)
             entries.setdefault(key, []).append(entry)
@@ -83,7 +81,7 @@ def rows(
 
 
 def file_rows(
-    nodes: Mapping[str, NodeStatus], *, whole_job: bool, of_job: Sequence[str] = (),
+    nodes: Mapping[str, NodeStatus], *, whole_job: bool,
     blocks: Blocks | None = None,
 ) -> list[Row]:  # fmt: skip
     """Return one row a file for FILE_HEADERS: on how many nodes it is in which state.
@@ -103,7 +101,7 @@ def file_rows(
         found.append(
             (
                 path, _sizes(every), _nodes(every, len(nodes), blocks), counts,
-                _alternatives(_kept(entry, of_job) for entry in every),
+                _alternatives(_kept(entry) for entry in every),
                 _alternatives(entry.source for entry in every),
             )
         )  # fmt: skip
@@ -119,7 +117,7 @@ def _nodes(entries: Sequence[Entry], nodes: int, blocks: Blocks | None) -> str:
 
 
 def _is_there(entry: Entry) -> bool:
-    return entry.state != "gone"
+    return entry.state != "missing"
 
 
 def user_rows(
@@ -318,18 +316,12 @@ def _ages(staged: Sequence[int], now: float) -> str:
     return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
 
 
-def _kept(entry: Entry, of_job: Sequence[str]) -> str:
-    """Return why a copy is kept, or how long; nothing of how long for one beneath ``of_job``."""
+def _kept(entry: Entry) -> str:
+    """Return why a copy is kept."""
     reasons = ["pinned"] if entry.pinned else []
     if entry.jobs:
         plural = "s" if len(entry.jobs) > 1 else ""
         reasons.append(f"job{plural} {','.join(map(str, entry.jobs))}")
-    elif (
-        entry.lifetime == Lifetime.JOB
-        and not entry.pinned
-        and not any(entry.destination.startswith(f"{root}/") for root in of_job)
-    ):
-        reasons.append("until the next clean-up")
     return ", ".join(reasons) or "-"
 
 

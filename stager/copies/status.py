@@ -44,14 +44,12 @@ class Entry(NamedTuple):
 
     ``state`` is one of:
 
-    - ``current``: copy and source are as recorded;
-    - ``stale``: the source changed;
+    - ``ready``: the copy is as recorded, and so is its source, as far as that was looked at: not
+      in a store, not of another user, and not the contents of a folder;
+    - ``outdated``: the source changed;
     - ``changed``: the copy changed;
     - ``damaged``: its bytes were found to differ from its digest, and it was not staged since;
-    - ``gone``: the copy was removed;
-    - ``source gone``: the copy is as recorded, its source cannot be seen from here;
-    - ``whole``: the copy is as recorded, its contents (of a folder) or its source (of another user)
-      were not looked at.
+    - ``missing``: the copy was removed.
     """
 
     destination: str
@@ -315,26 +313,23 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
     try:
         there = facts_beneath(cache.root, disk + record.destination)
     except OSError:
-        return "gone"
+        return "missing"
     is_linked = record.tree is None and there.st_nlink != 1
     if is_linked or not is_ours(there, record):
         return "changed"
     if record.is_damaged:
         return "damaged"
     if sources is None or is_url(record.source):  # a store would have to be asked
-        return "whole"
+        return "ready"
     if record.source not in sources:
         sources[record.source] = _source_facts(record.source)
-    source = sources[record.source]
-    if source is None:
-        return "source gone"
-    if record.tree is None:
-        return "current" if source == record.source_facts else "stale"
-    # The size of a folder is that of all its files: only a stage or verify looks at those.
-    was = record.source_facts
-    if not source.inode:  # nor is its time its own on FUSE
-        source = replace(source, mtime_ns=was.mtime_ns)
-    return "whole" if replace(source, size=was.size) == was else "stale"
+    source, was = sources[record.source], record.source_facts
+    if source and record.tree:
+        # The size of a folder is that of all its files: only a stage or verify looks at those.
+        source = replace(source, size=was.size)
+        if not source.inode:  # nor is its time its own on FUSE
+            source = replace(source, mtime_ns=was.mtime_ns)
+    return "ready" if source in (None, was) else "outdated"
 
 
 def _source_facts(source: str) -> SourceFacts | None:

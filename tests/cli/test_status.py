@@ -21,7 +21,7 @@ def test_status_folds_the_records_of_all_nodes(staged: tuple[Desk, Ran]) -> None
     source = str(desk.source)
     assert re.sub(" +", " ", without_free_space(ran.out)) == (
         "NODE DST SIZE STAGED STATE KEPT SOURCE LAST JOB\n"
-        f"node[1-3] /nvme/img.sqsh 293.0 KiB T ago current - {source} -\n"
+        f"node[1-3] /nvme/img.sqsh 293.0 KiB T ago ready - {source} -\n"
         "1 file, 3 copies, 878.9 KiB in all\n"
     )
     assert re.search(r"^/nvme: [^\n]* free of [^\n]* on node\[1-3\]$", ran.out, re.MULTILINE)
@@ -32,7 +32,7 @@ def test_status_by_file_and_by_user(staged: tuple[Desk, Ran]) -> None:
     by_file = desk.stagectl("status", "--by", "file", "--local-root", desk.nodes)
     assert re.sub(" +", " ", without_free_space(by_file.out)) == (
         "DST SIZE NODES STATE KEPT SOURCE\n"
-        f"/nvme/img.sqsh 293.0 KiB 3 3 current - {desk.source}\n"
+        f"/nvme/img.sqsh 293.0 KiB 3 3 ready - {desk.source}\n"
         "1 file, 3 copies, 878.9 KiB in all\n"
     )
     by_user = desk.stagectl("status", "--by", "user", "--local-root", desk.nodes)
@@ -73,7 +73,7 @@ def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -
         assert list(node) == keys
         assert (node["node"], node["problem"], node["unreadable"]) == (f"node{number}", "", [])
         [entry] = node["entries"]
-        assert (entry["state"], entry["size"]) == ("current", 300_000)
+        assert (entry["state"], entry["size"]) == ("ready", 300_000)
         assert entry["digest"] == "534c4aa790cd6677008b36bda244561b"
     assert len(printed["nodes"]) == 3
 

@@ -40,13 +40,13 @@ def shown(
 
 def test_equal_rows_are_folded_over_nodes_and_others_are_not() -> None:
     nodes = {f"n{number}": holds(ENTRY) for number in range(1, 157)}
-    nodes["n7"] = holds(ENTRY._replace(state="stale"))
+    nodes["n7"] = holds(ENTRY._replace(state="outdated"))
     nodes["n9"] = holds(ENTRY._replace(pinned=True))
     assert shown(nodes) == [
-        f"{'NODE':<17}{'DST':<19}SIZE  STAGED   STATE    KEPT    SOURCE            LAST JOB",
-        "n[1-6,8,10-156]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -       /shared/img.sqsh  17",
-        "n7               /nvme/img.sqsh  3.0 MiB  1 h ago  stale    -       /shared/img.sqsh  17",
-        "n9               /nvme/img.sqsh  3.0 MiB  1 h ago  current  pinned  /shared/img.sqsh  17",
+        f"{'NODE':<17}{'DST':<19}SIZE  STAGED   STATE     KEPT    SOURCE            LAST JOB",
+        "n[1-6,8,10-156]  /nvme/img.sqsh  3.0 MiB  1 h ago  ready     -       /shared/img.sqsh  17",
+        "n7               /nvme/img.sqsh  3.0 MiB  1 h ago  outdated  -       /shared/img.sqsh  17",
+        "n9               /nvme/img.sqsh  3.0 MiB  1 h ago  ready     pinned  /shared/img.sqsh  17",
     ]
 
 
@@ -56,11 +56,11 @@ def test_nodes_of_a_job_that_lack_a_file_have_their_own_row() -> None:
     nodes = {"n1": holds(ENTRY, other, root_s), "n2": holds(ENTRY), "n3": holds()}
     expected = [
         "NODE    DST                SIZE  STAGED   STATE    KEPT  SOURCE            LAST JOB",
-        "n1      /nvme/b            10 B  1 h ago  current  -     /shared/img.sqsh  -",
+        "n1      /nvme/b            10 B  1 h ago  ready    -     /shared/img.sqsh  -",
         "n[2-3]  /nvme/b            10 B  -        missing  -     /shared/img.sqsh  -",
-        "n[1-2]  /nvme/img.sqsh  3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
+        "n[1-2]  /nvme/img.sqsh  3.0 MiB  1 h ago  ready    -     /shared/img.sqsh  17",
         "n3      /nvme/img.sqsh  3.0 MiB  -        missing  -     /shared/img.sqsh  -",
-        "n1      /site/a         3.0 MiB  1 h ago  current  -     /shared/img.sqsh  17",
+        "n1      /site/a         3.0 MiB  1 h ago  ready    -     /shared/img.sqsh  17",
     ]
     assert shown(nodes, whole_job=True) == expected
     present = [line for line in expected if "missing" not in line]
@@ -100,7 +100,7 @@ def test_an_age_has_one_unit(seconds: float, text: str) -> None:
         ({"pinned": True}, "pinned"),
         ({"jobs": [17]}, "job 17"),
         ({"jobs": [17, 18]}, "jobs 17,18"),
-        ({"lifetime": "job"}, "until the next clean-up"),
+        ({"lifetime": "job"}, "-"),
         ({"lifetime": "job", "jobs": [17]}, "job 17"),
         ({"lifetime": "job", "pinned": True}, "pinned"),
         ({"pinned": True, "jobs": [17]}, "pinned, job 17"),
@@ -112,13 +112,6 @@ def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
     assert row[5] == text
 
 
-def test_what_goes_with_the_job_is_not_kept_until_a_clean_up() -> None:
-    nodes = {"n1": holds(ENTRY._replace(lifetime="job"))}
-    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False, of_job=("/nvme",))
-    [file] = file_rows(nodes, whole_job=False, of_job=("/nvme",))
-    assert (row[5], file[4]) == ("-", "-")
-
-
 def test_what_comes_from_records_is_printed_on_one_line() -> None:
     entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
     [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)
@@ -126,30 +119,30 @@ def test_what_comes_from_records_is_printed_on_one_line() -> None:
 
 
 def test_by_file_counts_nodes_by_state() -> None:
-    larger = ENTRY._replace(size=5 << 20, state="stale", source="/other", pinned=True)
+    larger = ENTRY._replace(size=5 << 20, state="outdated", source="/other", pinned=True)
     nodes = {"n1": holds(ENTRY), "n2": holds(ENTRY), "n3": holds(larger), "n4": holds()}
     assert file_rows(nodes, whole_job=True) == [
         (
-            "/nvme/img.sqsh", "3.0 MiB to 5.0 MiB", "3", "2 current, 1 stale, 1 missing",
+            "/nvme/img.sqsh", "3.0 MiB to 5.0 MiB", "3", "2 ready, 1 outdated, 1 missing",
             "- or pinned", "/shared/img.sqsh or /other",
         )
     ]  # fmt: skip
     assert len(file_rows(nodes, whole_job=True)[0]) == len(FILE_HEADERS)
-    assert file_rows(nodes, whole_job=False)[0][3] == "2 current, 1 stale"
+    assert file_rows(nodes, whole_job=False)[0][3] == "2 ready, 1 outdated"
 
 
 def test_by_file_a_bar_counts_the_nodes_where_the_file_still_is() -> None:
     nodes = {
         "n1": holds(ENTRY, ENTRY._replace(destination="/nvme/b")),
         "n2": holds(ENTRY),
-        "n3": holds(ENTRY._replace(state="gone")),
-        "n4": holds(ENTRY._replace(state="stale")),
+        "n3": holds(ENTRY._replace(state="missing")),
+        "n4": holds(ENTRY._replace(state="outdated")),
     }
     found, source = file_rows(nodes, whole_job=True, blocks=Blocks("#", ".")), ENTRY.source
     assert list(table(FILE_HEADERS_WITH_BAR, found)) == [
-        f"{'DST':<19}SIZE  ON NODES         {'STATE':<28}KEPT  SOURCE",
-        f"/nvme/b         3.0 MiB  ##...... 1 of 4  3 missing, 1 current        -     {source}",
-        f"/nvme/img.sqsh  3.0 MiB  ######.. 3 of 4  2 current, 1 gone, 1 stale  -     {source}",
+        f"{'DST':<19}SIZE  ON NODES         {'STATE':<32}KEPT  SOURCE",
+        f"/nvme/b         3.0 MiB  ##...... 1 of 4  3 missing, 1 ready              -     {source}",
+        f"/nvme/img.sqsh  3.0 MiB  ######.. 3 of 4  2 ready, 1 missing, 1 outdated  -     {source}",
     ]
 
 
@@ -174,7 +167,7 @@ def test_totals() -> None:
     nodes = {"n1": holds(ENTRY, other), "n2": holds(ENTRY)}
     assert total_line(nodes) == "2 files, 3 copies, 7.0 MiB in all"
     assert total_line({}) == "0 files, 0 B in all"
-    gone = {"n1": holds(ENTRY), "n2": holds(ENTRY._replace(state="gone"))}
+    gone = {"n1": holds(ENTRY), "n2": holds(ENTRY._replace(state="missing"))}
     assert total_line(gone) == "1 file, 1 copy, 3.0 MiB in all"
     assert user_rows(gone, ",".join, str) == user_rows({"n1": holds(ENTRY)}, ",".join, str)
 

@@ -167,14 +167,14 @@ def status(desk: Desk, *more: str) -> list[str]:
             80,
             [
                 "NODE DST SIZE STAGED STATE KEPT LAST JOB", " SOURCE",
-                "node[1-3] /nvme/img.sqsh 293.0 KiB T ago current - -", " {source}",
+                "node[1-3] /nvme/img.sqsh 293.0 KiB T ago ready - -", " {source}",
             ],
         ),
         (
             40,
             [
                 "NODE node[1-3]", "DST /nvme/img.sqsh", "SIZE 293.0 KiB", "STAGED T ago",
-                "STATE current", "KEPT -", "SOURCE {source}", "LAST JOB -",
+                "STATE ready", "KEPT -", "SOURCE {source}", "LAST JOB -",
             ],
         ),
     ],
@@ -201,7 +201,7 @@ def test_by_file_a_bar_fits_the_terminal(copies: Desk) -> None:
     in_pipe = run(status(copies, "--by", "file"), copies.folder)
     assert re.sub(" +", " ", in_pipe.out).startswith(
         "DST SIZE NODES STATE KEPT SOURCE\n"
-        f"/nvme/img.sqsh 293.0 KiB 3 2 current, 1 gone - {copies.source}\n"
+        f"/nvme/img.sqsh 293.0 KiB 3 2 ready, 1 missing - {copies.source}\n"
     )
     screens = {}
     for width in (80, 40):
@@ -211,12 +211,12 @@ def test_by_file_a_bar_fits_the_terminal(copies: Desk) -> None:
         assert COLOURS.findall(terminal.written) == [f"{ESCAPE}[36m", f"{ESCAPE}[33m"]
         assert f"{ESCAPE}[36m{BAR_OF_2_OF_3}{ESCAPE}[0m" in terminal.written
     assert [screens[80][0], screens[80][2]] == [
-        f"DST                  SIZE  ON NODES         {'STATE':<19}KEPT",
-        f"/nvme/img.sqsh  293.0 KiB  {BAR_OF_2_OF_3}  2 current, 1 gone  -",
+        f"DST                  SIZE  ON NODES         {'STATE':<20}KEPT",
+        f"/nvme/img.sqsh  293.0 KiB  {BAR_OF_2_OF_3}  2 ready, 1 missing  -",
     ]
     assert screens[40][:5] == [
         "DST       /nvme/img.sqsh", "SIZE      293.0 KiB", f"ON NODES  {BAR_OF_2_OF_3}",
-        "STATE     2 current, 1 gone", "KEPT      -",
+        "STATE     2 ready, 1 missing", "KEPT      -",
     ]  # fmt: skip
     variables = {"NO_COLOR": "1"}
     with Terminal(status(copies, "--by", "file"), copies.folder, variables=variables) as terminal:
@@ -236,21 +236,21 @@ def test_where_the_time_went_is_drawn_on_the_terminal(job: Desk, width: int) -> 
     assert re.fullmatch("stage:(?: (?:MPI init|[a-z]+) [▏▎▍▌▋▊▉█]+){2,}", bars)
 
 
-def test_a_copy_that_is_not_current_is_coloured(copies: Desk) -> None:
+def test_a_copy_that_is_not_ready_is_coloured(copies: Desk) -> None:
     copies.source.write_bytes(b"changed")
     with Terminal(status(copies), copies.folder, 200) as terminal:
         assert terminal.end() == 0
-    assert f"  {ESCAPE}[33mstale{ESCAPE}[0m  -" in terminal.written
+    assert f"  {ESCAPE}[33moutdated{ESCAPE}[0m  -" in terminal.written
 
 
 def test_a_status_is_watched_until_ctrl_c(copies: Desk) -> None:
     with Terminal(status(copies, "--watch=1"), copies.folder, 200) as terminal:
-        lines = terminal.until(lambda lines: " current " in "".join(lines))
+        lines = terminal.until(lambda lines: " ready " in "".join(lines))
         assert re.fullmatch(r"every 1 s until Ctrl-C, last at \d\d:\d\d:\d\d", lines[0])
         copies.copy(2).unlink()
         beginnings = ["NODE ", "node[1,3] ", "node2 "]
         terminal.until(lambda lines: [*map(str.startswith, lines[2:5], beginnings)] == [True] * 3)
-        terminal.until(lambda lines: " gone " in lines[4])
+        terminal.until(lambda lines: " missing " in lines[4])
         terminal.press(CTRL_C)
         assert terminal.end() == 130
     assert "Traceback" not in terminal.written

@@ -260,7 +260,7 @@ def test_records_that_alice_forges_lead_root_nowhere_else(site: Site, jobs: Jobs
     assert "nothing is staged for you" in jobs.as_root("status", "--by=file")[1]
     code, text = jobs.as_root("status", "--by=file", "--user=alice")
     assert re.findall(rf"^ *({PARENT}/\S+/\w+) .* \d (\w+) ", text, re.MULTILINE) == [
-        (f"{own}/away/x", "gone"), (f"{own}/etc/passwd", "gone"), (f"{own}/x", "whole"),
+        (f"{own}/away/x", "missing"), (f"{own}/etc/passwd", "missing"), (f"{own}/x", "ready"),
     ]  # fmt: skip
     for owner in ("alice", "bob"):
         for path in (f"{bobs}/x", upward):

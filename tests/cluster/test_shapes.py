@@ -279,7 +279,6 @@ def test_a_jobs_own_folder_is_looked_after_from_elsewhere(site: Site) -> None:
         for by in ("node", "file"):
             shown = told("status", f"--by={by}")
             assert "/tmp/g" in shown
-            assert "until the next clean-up" not in shown
         outside = site.run([STAGECTL, "stage", "--hosts=n1", "/shared/alice/f:/tmp/h"], check=False)
         assert outside.returncode == 3
         assert outside.stderr.endswith("; choose a destination beneath /tmp (in a job)\n")

@@ -46,7 +46,7 @@ def test_status_folds_the_nodes_of_a_job(site: Site) -> None:
     header, row, total, room = run_in_job(site, f"{STAGECTL} status", WISH)
     job = plain(row).split()[-1]
     assert plain(header) == "NODE DST SIZE STAGED STATE KEPT SOURCE LAST JOB"
-    assert plain(row) == f"n[1-4] /nvme/a 2.9 MiB T current job {job} /shared/a {job}"
+    assert plain(row) == f"n[1-4] /nvme/a 2.9 MiB T ready job {job} /shared/a {job}"
     assert total == "1 file, 4 copies, 11.4 MiB in all"
     assert re.fullmatch(rooms("n[1-4]"), room)
 
@@ -82,10 +82,10 @@ def test_status_shows_what_the_nodes_of_a_job_lack(site: Site) -> None:
     used = table[1].split()[-1]
     assert table == [
         "n[1,4] /nvme/a 2.9 MiB - missing - /shared/a -",
-        f"n2 /nvme/a 2.9 MiB T current - /shared/a {used}",
-        f"n3 /nvme/a 2.9 MiB T gone - /shared/a {used}",
+        f"n2 /nvme/a 2.9 MiB T ready - /shared/a {used}",
+        f"n3 /nvme/a 2.9 MiB T missing - /shared/a {used}",
     ]
-    assert by_file == "/nvme/a 2.9 MiB 2 2 missing, 1 current, 1 gone - /shared/a"
+    assert by_file == "/nvme/a 2.9 MiB 2 3 missing, 1 ready - /shared/a"
 
 
 def test_status_as_json_and_by_user(site: Site) -> None:
@@ -94,7 +94,7 @@ def test_status_as_json_and_by_user(site: Site) -> None:
     told = json.loads("\n".join(lines[:end]))
     assert [node["node"] for node in told["nodes"]] == ["n1", "n2", "n3", "n4"]
     assert {node["state"] for node in told["nodes"]} <= {"mixed", "allocated"}
-    assert {node["entries"][0]["state"] for node in told["nodes"]} == {"current"}
+    assert {node["entries"][0]["state"] for node in told["nodes"]} == {"ready"}
     assert told["missing"] == {}
     assert plain(lines[end + 1]) == "alice 1 0 4 11.4 MiB n[1-4]"
 
@@ -155,7 +155,7 @@ def test_status_with_a_slurmd_gone_answers_for_the_others_soon(site: Site) -> No
         site._start_slurmd("n3")
     waiting.job.wait()
     job = waiting.job.id
-    assert plain(lines[1]) == f"n[1-2,4] /nvme/a 2.9 MiB T current job {job} /shared/a {job}"
+    assert plain(lines[1]) == f"n[1-2,4] /nvme/a 2.9 MiB T ready job {job} /shared/a {job}"
     assert lines[2] == "1 file, 3 copies, 8.6 MiB in all"
     assert re.fullmatch(rooms("n[1-2,4]"), lines[3])
     silent = "n3: no answer within 4 s; ask again, and if it stays silent see whether the node and "
@@ -171,7 +171,7 @@ def test_status_with_a_node_down_answers_for_the_others_at_once(site: Site) -> N
     finally:
         site.resume()
     waiting.job.wait()
-    assert plain(lines[1]).startswith("n[1-2,4] /nvme/a 2.9 MiB T current job ")
+    assert plain(lines[1]).startswith("n[1-2,4] /nvme/a 2.9 MiB T ready job ")
     assert lines[-2:] == ["n3: down", "code 0"]
 
 
@@ -183,7 +183,7 @@ def test_a_drained_node_is_asked_and_marked(site: Site) -> None:
     finally:
         site.resume()
     waiting.job.wait()
-    assert plain(lines[1]).startswith("n[1-4] /nvme/a 2.9 MiB T current job ")
+    assert plain(lines[1]).startswith("n[1-4] /nvme/a 2.9 MiB T ready job ")
     assert lines[-2:] == ["n2: draining", "code 0"]
 
 
@@ -254,7 +254,7 @@ def test_verify_finds_the_one_damaged_copy(site: Site) -> None:
     job = site.sbatch(script, "-N4")
     assert job.wait().exit_code == "0:0"
     *table, staged, note = job.output().splitlines()
-    assert plain(table[0]).startswith("n[1,3-4] /nvme/a 2.9 MiB T current ")
+    assert plain(table[0]).startswith("n[1,3-4] /nvme/a 2.9 MiB T ready ")
     assert plain(table[1]).startswith("n2 /nvme/a 2.9 MiB T damaged ")
     assert " from the copy on n1 to n2 in " in staged
     assert note == (
@@ -284,7 +284,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
         return ran.returncode, [plain(line) for line in (ran.stdout + ran.stderr).splitlines()]
 
     code, lines = stagectl("status", "-w", "n[1-4]")
-    assert (code, lines[1]) == (0, f"n[1-3] /nvme/a 2.9 MiB T current - /shared/a {job.id}")
+    assert (code, lines[1]) == (0, f"n[1-3] /nvme/a 2.9 MiB T ready - /shared/a {job.id}")
     step = "srun --jobid={} --overlap -N1 -n1 stagectl {}"
     instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
     new = ", or within a new one: salloc -w n[1-4] stagectl status"
@@ -308,7 +308,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
         0,
         [
             "n2 /nvme/a 2.9 MiB - missing - /shared/a -",
-            f"n3 /nvme/a 2.9 MiB T current - /shared/a {job.id}",
+            f"n3 /nvme/a 2.9 MiB T ready - /shared/a {job.id}",
         ],
     )
     assert plain(inside.stdout).splitlines()[1:3] == lines[1:3]

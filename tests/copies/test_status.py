@@ -151,18 +151,18 @@ def _copy_hard_linked(node: Node) -> None:
 
 
 STATES: dict[Callable[[Node], None], str] = {
-    _nothing: "current",
-    _source_touched: "stale",
-    _source_replaced: "stale",
-    _source_removed: "source gone",
+    _nothing: "ready",
+    _source_touched: "outdated",
+    _source_replaced: "outdated",
+    _source_removed: "ready",
     _copy_touched: "changed",
     _copy_appended: "changed",
     _copy_replaced: "changed",
     _copy_as_symlink: "changed",
     _copy_hard_linked: "changed",
-    _copy_removed: "gone",
-    _both_removed: "gone",
-    _disk_emptied: "gone",
+    _copy_removed: "missing",
+    _both_removed: "missing",
+    _disk_emptied: "missing",
 }
 
 
@@ -183,9 +183,9 @@ def test_the_time_of_a_folder_on_fuse_tells_nothing(
     tree = TreeFacts(1, 0, "0" * 32, "2" * 32)
     facts = SourceFacts(5, 1, 0, 0)
     node.recorded(copy, source=str(source), source_facts=facts, tree=tree)
-    assert [one.state for one in node.status().entries] == ["current", "stale"]
+    assert [one.state for one in node.status().entries] == ["ready", "outdated"]
     monkeypatch.setattr("stager.source.posix.is_on_fuse", lambda _: True)
-    assert [one.state for one in node.status().entries][1] == "whole"
+    assert [one.state for one in node.status().entries][1] == "ready"
 
 
 @pytest.mark.root
@@ -347,11 +347,10 @@ def test_all_users_see_what_the_sites_account_staged(open_node: Node, reader: in
     as_user(OWNER, lambda: open_cache(str(site), OWNER, shared=True).save(record))
     seen = as_user(reader, status)
     # Root follows no path that another account named.
-    state = "current" if reader else "whole"
     assert [entry for entry in seen.entries if entry.shared] == [
         ENTRY._replace(
             destination="/site/a", source=str(open_node.source), size=5, user=OWNER, shared=True,
-            state=state,
+            state="ready",
         )
     ]  # fmt: skip
 
@@ -381,10 +380,10 @@ def test_root_may_ask_for_everyone_and_does_not_look_at_their_sources(open_node:
         )
 
     as_user(USER, save)
-    assert [(e.user, e.state) for e in node.status().entries] == [(0, "current")]
+    assert [(e.user, e.state) for e in node.status().entries] == [(0, "ready")]
     seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert [(e.user, e.destination, e.state) for e in seen.entries] == [
-        (0, "/nvme/img.sqsh", "current"), (USER, "/nvme/theirs", "whole"),
+        (0, "/nvme/img.sqsh", "ready"), (USER, "/nvme/theirs", "ready"),
     ]  # fmt: skip
     assert (seen.unread, seen.silent) == ([], [])
     (parent / str(USER)).chmod(0o000)
@@ -470,7 +469,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
                 "lifetime": "cache",
                 "pinned": False,
                 "jobs": [],
-                "state": "current",
+                "state": "ready",
                 "user": 1000,
                 "shared": False,
                 "files": 0,

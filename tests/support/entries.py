@@ -15,7 +15,7 @@ ENTRY = Entry(
     lifetime="cache",
     pinned=False,
     jobs=[],
-    state="current",
+    state="ready",
     user=1000,
     shared=False,
 )
