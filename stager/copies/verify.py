@@ -62,9 +62,10 @@ def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
             fault, changed = _fault_of_tree(path, there, cache, record)
         else:
             fault, changed = _fault_of_file(path, there, record), list[str]()
-        if stat.S_ISREG(there.st_mode) and not is_ours(there, record):
+        is_kept = _is_kept(there, record)
+        if not (is_kept or is_ours(there, record)):
             changed = [os.path.basename(path)]
-        if not is_of_site and _is_kept(there, record):
+        if not is_of_site and is_kept:
             remedy = _MOVE.format(delete_command(record.destination))
         elif not is_of_site and changed:
             remedy = _REPLACE.format(listed(changed, _MOST_NAMED))

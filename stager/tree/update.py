@@ -186,6 +186,7 @@ class Update:
         """Remove what the old version has and the new one lacks. Raise OSError."""
         with ExitStack() as stack:
             stack.callback(self._folders.close)
+            _open_wide(self._top)
             for step in self.steps():
                 if step.do is Do.REMOVE:
                     self.take(step)
@@ -197,6 +198,7 @@ class Update:
         """
         with ExitStack() as stack:
             stack.callback(self._folders.close)
+            _open_wide(self._top)
             for step in self.steps():
                 self.take(step)
 
@@ -307,7 +309,7 @@ class Update:
         with suppress(FileNotFoundError):
             os.unlink(hidden)
         above, _, name = source.targets[row].rpartition(b"/")
-        folder = linux.open_beneath(self._top, above, linux.PASS_FOLDER)
+        folder = _opened(self._top, above)
         try:
             os.link(name, hidden, src_dir_fd=folder, follow_symlinks=False)
         finally:
@@ -318,7 +320,7 @@ class Update:
         self._folders.close()
         path, mode, mtime = self._new.source.paths[row], self._new.modes[row], self._new.mtimes[row]
         group = os.lstat(self._hidden + b"/" + path).st_gid
-        folder = linux.open_beneath(self._top, path, linux.PASS_FOLDER)
+        folder = _opened(self._top, path)
         try:
             there, name = os.fstat(folder), f"/proc/self/fd/{folder}"
             if there.st_gid != group:
@@ -373,15 +375,12 @@ class _Folders:
             return self._folder
         self.close()
         try:
-            folder = linux.open_beneath(self._top, path, linux.PASS_FOLDER)
+            folder = _opened(self._top, path)
         except OSError as error:
             if error.errno in _NO_WAY:
                 raise NotADirectoryError(errno.ENOTDIR, "not a folder", path) from None
             raise
-        mode = stat.S_IMODE(os.fstat(folder).st_mode)
-        self._path, self._folder, self._mode = path, folder, mode
-        if mode & stat.S_IRWXU != stat.S_IRWXU:
-            os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
+        self._path, self._folder, self._mode = path, folder, _open_wide(folder)
         return folder
 
     def close(self) -> None:
@@ -395,6 +394,22 @@ class _Folders:
                     os.chmod(f"/proc/self/fd/{self._folder}", self._mode)
         finally:
             os.close(self._folder)
+
+
+def _open_wide(folder: int) -> int:
+    """Let the owner do anything in a folder, a descriptor. Return the mode that it had."""
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(f"/proc/self/fd/{folder}", mode | stat.S_IRWXU)
+    return mode
+
+
+def _opened(top: int, path: bytes) -> int:
+    """Open the folder at ``path`` beneath ``top``, which is that of an empty path, however closed.
+
+    Raise OSError.
+    """
+    return linux.open_beneath(top, path, linux.PASS_FOLDER) if path else os.dup(top)
 
 
 def _make_movable(folder: bytes) -> None:

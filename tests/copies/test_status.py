@@ -282,8 +282,8 @@ def _too_long(path: str) -> str:
 
 
 def _newer(path: str) -> str:
-    _rewrite(path, {"version": 7})
-    return "version 7, expected 6"
+    _rewrite(path, {"version": 8})
+    return "version 8, expected 7"
 
 
 def _cut(path: str) -> str:

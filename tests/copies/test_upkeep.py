@@ -474,7 +474,7 @@ DELETE = (
     "/nvme/b), and stage it again"
 )
 DAMAGED = "the copy is damaged: its bytes differ from its checksum"
-REPLACE = "keep what is yours (b) elsewhere, then stage it again with the option replace"
+REPLACE = "keep what you changed (b) elsewhere, then stage it again with the option replace"
 FAULTS: dict[Callable[[Path], None], str] = {
     _touched: f"the copy was changed after staging; {REPLACE}",
     _damaged: f"{DAMAGED}; stage it again",

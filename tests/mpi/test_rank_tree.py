@@ -440,7 +440,7 @@ def test_a_full_disk_for_the_table_leaves_the_old_tree(
     before = as_copy(walk(str(world.copy)))
     world.on_first(lambda: (world.source / "sub1/file1").write_bytes(b"changed"))
 
-    def full(*_: object) -> str:
+    def full(*_: object, **__: object) -> str:
         raise SpaceError("full")
 
     if world.comm.rank == world.comm.size - 1:

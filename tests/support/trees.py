@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures  # noqa: F401  # `walk` does on a slow disk, also as a user who cannot
 import time
 from array import array
 from dataclasses import replace
