@@ -64,6 +64,7 @@ def cases(nodes: int) -> Iterator[tuple[str, str, str]]:
     yield "a small file, current", SMALL, "true"
     yield "a folder", FOLDER, f"{each} rm -rf /nvme/{{}}"
     yield "a folder, nothing changed", FOLDER, "true"
+    yield "a folder, one file changed", FOLDER, f"date +%N >{FOLDER}/part-0000/000000"
 
 
 def commands(nodes: int, versions: Sequence[str], chosen: str) -> dict[str, dict[str, str]]:

@@ -264,10 +264,10 @@ def test_records_that_alice_forges_lead_root_nowhere_else(site: Site, jobs: Jobs
     ]  # fmt: skip
     for owner in ("alice", "bob"):
         for path in (f"{bobs}/x", upward):
-            answer = jobs.as_root("evict", f"--user={owner}", "--force", path)
+            answer = jobs.as_root("evict", f"--user={owner}", path)
             assert answer == (2, no_copy(f"{bobs}/x", owner))
     closed = f"{own}/away belongs to bob (uid {BOB}), and is closed to you; choose another place"
-    code, text = jobs.as_root("evict", "--user=alice", "--force", "--older=1s")
+    code, text = jobs.as_root("evict", "--user=alice", "--older=1s")
     assert (code, text.splitlines()) == (
         6,
         [

@@ -130,23 +130,20 @@ def test_a_node_without_the_folder_gets_it_from_another_node(site: Site) -> None
     stage(site, nodes=three)
 
 
-def test_lifetime_job_and_evict_keep_a_folder_with_own_files(site: Site) -> None:
+def test_lifetime_job_and_evict_leave_the_users_own_files(site: Site) -> None:
     write = f"srun -N1 -n1 -wn2 sh -c 'echo mine > {COPY}/mine'"
     stage(site, f"{WISH},lifetime=job", write)
     site.assert_healthy()
-    there = [site.copy(node, COPY).exists() for node in NODES]
-    assert there == [False, True]
-    one = "1 file that was added or changed after staging: mine"
-    remedy = f"move it elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
-    code, told = in_job(site, "status")
-    assert re.search(rf"n2 +{COPY} +513 files, \d+\.\d MiB +\d+ s ago +ready +- +{SOURCE}", told)
-    assert in_job(site, f"evict {COPY}") == ("3:0", f"stage: n2: {COPY} holds {one}; {remedy}\n")
-    assert (site.copy("n2", COPY) / "mine").read_text() == "mine\n"
-    code, told = in_job(site, f"evict --force {COPY}")
-    gone = "1 file that was added or changed after staging was deleted: mine"
-    note = f"stage: {COPY}: evicted on n2\nstage: {COPY}: note: on n2, {gone}\n"
-    assert (code, told) == ("0:0", note)
-    assert not site.copy("n2", COPY).exists()
+    mine = site.copy("n2", f"{COPY}/mine")
+    assert not site.copy("n1", COPY).exists()
+    assert os.listdir(mine.parent) == ["mine"]
+    assert f"{COPY}: 513 files, " in stage(site, script="true")
+    assert in_job(site, f"evict {COPY}") == (
+        "0:0",
+        f"stage: {COPY}: evicted on n1\nstage: {COPY}: evicted, but for files of yours, on n2\n",
+    )
+    assert os.listdir(mine.parent) == ["mine"]
+    assert mine.read_text() == "mine\n"
 
 
 def fails(site: Site, code: int, message: str, wish: str = WISH, nodes: str = TWO) -> None:
@@ -193,21 +190,13 @@ def test_a_full_disk_fails_the_stage_before_anything_moves(site: Site) -> None:
         assert digest(site, "n2") == before
         assert site.leftovers() == []
         site.run("rm /shared/tree/more")
-        # A copy that would make room for another one stays, as the user's own file is in it.
+        # A copy makes room for another one, but not what its user added to it.
         site.run(f"echo mine > {COPY}/mine", on="n2")
         room = os.statvfs(site.copy("n2", "/nvme"))
         site.run(f"head -c {room.f_bavail * room.f_frsize + 1_000_000} /dev/zero > /shared/other")
-        job = site.sbatch("true", TWO, "--stage=/shared/other:/nvme/other")
-        assert job.wait().exit_code == "5:0"
-        lacking = f"{SIZE} needed, {SIZE} free, {SIZE} still missing"
-        assert re.fullmatch(
-            rf"stage: n2: /nvme: not enough room: {lacking}; {SIZE} of your copies stay: "
-            rf"{COPY} \(holds files of the user's own\); move your files out of those copies, or "
-            r"delete these with your files \(stagectl evict --force DST\), delete other files of "
-            r"yours there, or ask for nodes with larger disks\n" + re.escape(NOT_STARTED.format(5)),
-            job.output(),
-        )
-        assert (site.copy("n2", COPY) / "mine").read_text() == "mine\n"
+        output = stage(site, "--stage=/shared/other:/nvme/other", "true")
+        assert f"stage: {COPY}: evicted on n2 to make room\n" in output
+        assert os.listdir(site.copy("n2", COPY)) == ["mine"]
         site.run("rm /shared/other")
 
 
@@ -360,52 +349,108 @@ def rank_of(site: Site, job: Job, dice: random.Random) -> Process | None:
     return None
 
 
-#: Leaves another time and what can be made again, and makes what is the user's own.
-USE_OWN = f"cd {COPY}; touch lib/file9; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc"
-CHANGE_OWN = f"{USE_OWN}; echo result > a/result; echo x >> lib/file8"
-FILES = "holds 2 files that were added or changed after staging: a/result, lib/file8"
+UPDATE = """
+cd /shared/tree; for i in $(seq 300); do echo {0} $i > lib/file$i; done
+mkdir -p lib/of{0}/inner; echo new > lib/of{0}/inner/file; rm -rf lib/of{1}
+"""
+#: What the user adds, in a folder that goes with the next version, too.
+OWN = {"mine": "1", "lib/mine": "2", "lib/of0/mine": "3", "results/a/b": "4"}
 
 
-def test_own_files_in_a_folder_are_deleted_only_if_the_user_says_so(site: Site) -> None:
+@pytest.mark.parametrize("kind", ["rank", "slurmd", "node"])
+@pytest.mark.parametrize("kills", [1, repeated(7)])
+def test_an_update_that_is_cut_off_is_finished_for_the_next_user(
+    site: Site, kind: str, kills: int
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    dice = random.Random(seed)
+    site.run(UPDATE.format(0, "none"))
+    stage(site, nodes="-N4", script="true")
+    own = {}
+    for name, text in OWN.items():
+        site.run(
+            f"mkdir -p {os.path.dirname(f'{COPY}/{name}')}; echo {text} > {COPY}/{name}", on="n2"
+        )
+        own[name] = site.copy("n2", f"{COPY}/{name}").stat()
+    number = hits = 0
+    while hits < kills:  # now and then the update is over before
+        number += 1
+        site.run(UPDATE.format(number, number - 1))
+        job = site.sbatch("true", "-N4", "--no-requeue", WISH)
+        hits += hit_during_update(site, job, kind, dice.uniform(0, 0.03))
+        job.wait()
+        site.revive()
+        for name, facts in own.items():
+            there = site.copy("n2", f"{COPY}/{name}")
+            assert there.read_text() == f"{OWN[name]}\n", f"seed {seed}"
+            assert there.stat().st_ino == facts.st_ino, f"seed {seed}"
+        output = stage(site, nodes="-N4", script="true")
+        found = {node: digest_of_staged(site, node, COPY) for node in site.nodes}
+        assert set(found.values()) == {digest_of_staged(site, "n1", SOURCE)}, (
+            f"seed {seed}: {output}"
+        )
+    site.assert_healthy()
+
+
+def digest_of_staged(site: Site, node: str, folder: str) -> str:
+    """Return one digest of the names and bytes of a folder, without what is the user's own."""
+    line = (
+        f"cd {folder} && find . -type f -not -name mine -not -path './results/*' -print0 | "
+        "sort -z | xargs -0 sha256sum | sha256sum"
+    )
+    return site.run(line, on=node).stdout
+
+
+def hit_during_update(site: Site, job: Job, kind: str, delay: float) -> bool:
+    """Kill n2's rank or slurmd, or all of it, once it updates its copy. Return whether it did."""
+    updates = site.path("n2", "/nvme")
+    while job.info()["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
+        ranks = [one for one in processes(site) if is_rank(one) and one.node == "n2"]
+        while ranks and all(os.path.exists(f"/proc/{one.pid}") for one in ranks):
+            if any(updates.glob(".slurm-stage/*/updates/*.new")):
+                time.sleep(delay)
+                hit(site, kind, ranks)
+                return True
+    return False
+
+
+def hit(site: Site, kind: str, ranks: list[Process]) -> None:
+    if kind == "rank":
+        for one in ranks:
+            one.kill()
+    elif kind == "slurmd":
+        site.restart_slurmd("n2")
+    else:
+        with site.rebooting("n2"):
+            pass
+
+
+def test_what_was_changed_in_a_folder_is_restored_only_if_the_user_says_so(site: Site) -> None:
     stage(site, nodes="-N4")
-    site.run(USE_OWN, on="n3")
-    site.run(CHANGE_OWN, on="n4")
-    remedy = "elsewhere, choose another destination, or add the option replace"
-    refused = f"n4: {COPY} {FILES}; they are kept: move them {remedy}"
+    site.run(f"cd {COPY}; mkdir a/__pycache__; echo compiled > a/__pycache__/x.pyc", on="n3")
+    site.run(f"cd {COPY}; echo result > a/result; mkdir -m 0 closed-one", on="n3")
+    assert f"{COPY}: current on n[1-4]" in stage(site, script="true", nodes="-N4")
+    site.run(f"cd {COPY}; echo x >> lib/file8", on="n4")
+    refused = (
+        f"n4: {COPY} holds 1 file that was added or changed after staging: lib/file8; it is kept: "
+        "move it elsewhere, choose another destination, or add the option replace"
+    )
     fails(site, 6, refused, nodes="-N4")
     code, told = in_job(site, f"plan {SOURCE}:{COPY}", "-N4")
     assert (code, told) == ("6:0", f"stage: {refused}\n")
-    site.run("echo more > /shared/tree/lib/new")  # is sent to all, but not before
+    site.run("echo more > /shared/tree/lib/new; echo theirs > /shared/tree/a/result")
     fails(site, 6, refused, nodes="-N4")
     assert not (site.copy("n1", COPY) / "lib/new").exists()
-    forced = f"move them elsewhere, or delete the whole copy: stagectl evict --force {COPY}"
-    would = f"stage: {COPY}: would be evicted on n[1-3] (3 nodes)\n"
-    kept = f"stage: n4: {COPY} {FILES}; {forced}\n"
-    assert in_job(site, f"evict --dry-run {COPY}", "-N4") == ("3:0", f"{would}{kept}")
-    assert (site.copy("n4", COPY) / "a/result").read_text() == "result\n"
-    assert (site.copy("n3", COPY) / "a/__pycache__/x.pyc").exists()
-    note = (
-        f"stage: {COPY}: note: on n4, 2 files that were added or changed after staging were "
-        "deleted: a/result, lib/file8; write what you want to keep elsewhere\n"
-    )
-    output = stage(site, f"{WISH},replace", nodes="-N4")
-    assert f"stage: {COPY}: 3 files, 634 B (511 files kept) from {SOURCE} to n[1-4]" in output
-    assert output.endswith(note)
-    assert output.count("note:") == 1
-
-
-def test_a_folder_of_the_users_own_that_is_closed_is_named_and_deleted_as_others_are(
-    site: Site,
-) -> None:
-    stage(site)
-    site.run(f"cd {COPY}; mkdir -p mine/in; touch mine/x mine/in/y; chmod 0 mine", on="n2")
-    closed = "1 folder that was added or changed after staging"
-    remedy = "elsewhere, choose another destination, or add the option replace"
-    fails(site, 6, f"n2: {COPY} holds {closed}: mine/; it is kept: move it {remedy}")
-    gone = f"{closed} was deleted: mine/; write what you want to keep elsewhere"
-    assert stage(site, f"{WISH},replace").endswith(f"stage: {COPY}: note: on n2, {gone}\n")
-    assert not (site.copy("n2", COPY) / "mine").exists()
-    assert f"{COPY}: current on n[1-2]" in stage(site)
+    site.run(f"cp {SOURCE}/lib/file9 {COPY}/lib/other; rm {COPY}/lib/file8", on="n4")
+    way = refused.replace("n4", "n3").replace("lib/file8", "a/result")
+    fails(site, 6, way, nodes="-N4")
+    assert not (site.copy("n1", COPY) / "lib/new").exists()
+    assert f"{COPY}: 3 files, " in stage(site, f"{WISH},replace", "true", nodes="-N4")
+    assert (site.copy("n3", COPY) / "a/result").read_text() == "theirs\n"
+    assert (site.copy("n3", COPY) / "a/__pycache__/x.pyc").read_text() == "compiled\n"
+    assert (site.copy("n3", COPY) / "closed-one").is_dir()
+    assert (site.copy("n4", COPY) / "lib/other").exists()
+    site.run(f"rm {SOURCE}/a/result")
 
 
 def test_a_snapshot_of_a_hub_on_shared_storage_is_staged_with_what_its_links_lead_to(

@@ -241,7 +241,7 @@ def test_a_copy_of_a_folder_becomes_a_part_and_a_part_a_copy(world: TreeWorld) -
     assert item.shard_list == ""
 
 
-@pytest.mark.parametrize("what", ["written", "removed", "mode", "list", "added"])
+@pytest.mark.parametrize("what", ["written", "removed", "mode", "list"])
 def test_what_a_job_changed_in_its_part_is_restored(world: TreeWorld, what: str) -> None:
     spread_all(world)
     owners = owners_of(world)
@@ -256,16 +256,14 @@ def test_what_a_job_changed_in_its_part_is_restored(world: TreeWorld, what: str)
             path.unlink()
         elif what == "mode":
             path.chmod(0o640)
-        elif what == "list":
-            (world.copy / LIST).unlink()
         else:
-            (world.copy / "new").touch()
+            (world.copy / LIST).unlink()
 
     world.on_last(harm)
     moved = Counts(len(FILES))
     if what in ("written", "removed", "mode"):
         moved = Counts(len(FILES), 1, FILES[name])
-    item = spread_all(world, replace=what in ("written", "added"))
+    item = spread_all(world, replace=what == "written")
     assert (counts(item), item.source_bytes_read) == (moved, moved.moved_size)
     assert item.reasons == ["the copy changed"]
     assert owners_of(world) == owners
