@@ -43,12 +43,11 @@ struct gate {
 	uint32_t step;
 	uint32_t restart;
 	uint32_t task;
-	bool quiet;	   /* whether to print failures alone */
-	char tolerate[16]; /* how many nodes may fail, or empty for the site's default */
-	char *list;	   /* directives joined by ';', may be empty */
-	char *script;	   /* a batch step's script if the helper must read it, else NULL */
-	char name[128];	   /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
-	char node[256];	   /* the name of this node, for messages */
+	bool quiet;	/* whether to print failures alone */
+	char *list;	/* directives joined by ';', may be empty */
+	char *script;	/* a batch step's script if the helper must read it, else NULL */
+	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
+	char node[256]; /* the name of this node, for messages */
 };
 
 /* The process of slurmstepd. While a task is privileged Slurm ends it if that is gone. */
@@ -93,17 +92,6 @@ static char *read_list(spank_t spank)
 	return text;
 }
 
-/* From the job's environment; in a step without srun's, from the option that Slurm forwards. */
-static void read_tolerate(spank_t spank, struct gate *gate)
-{
-	const char *option = stage_options_tolerate();
-
-	if (spank_getenv(spank, STAGE_TOLERATE_ENV, gate->tolerate, sizeof(gate->tolerate)) !=
-		    ESPANK_SUCCESS &&
-	    option)
-		(void)snprintf(gate->tolerate, sizeof(gate->tolerate), "%s", option);
-}
-
 /* Fills `gate`; false if Slurm does not give the task's job or step. */
 static bool read_task(spank_t spank, struct gate *gate)
 {
@@ -128,7 +116,6 @@ static bool read_task(spank_t spank, struct gate *gate)
 	    gethostname(gate->node, sizeof(gate->node) - 1) != 0)
 		(void)snprintf(gate->node, sizeof(gate->node), "this node");
 	gate->quiet = spank_getenv(spank, STAGE_QUIET_ENV, quiet, sizeof(quiet)) == ESPANK_SUCCESS;
-	read_tolerate(spank, gate);
 	gate->list = read_list(spank);
 	if (!gate->list)
 		return false;
@@ -151,7 +138,6 @@ static bool is_for_helper(const char *variable)
 					     "USER=",
 					     "LOGNAME=",
 					     "LANG=",
-					     STAGE_FAILED_ENV,
 					     "TZ=",
 					     "TERM=",
 					     "TMPDIR=",
@@ -289,10 +275,12 @@ static void end_step(const struct gate *gate)
 
 static int run_helper(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
+	char tolerate[16] = ""; /* empty for the site's default */
 	char step[24];
 	char **environment = helper_environment(spank, gate);
 	int code = STAGE_LAUNCH;
 
+	(void)spank_getenv(spank, STAGE_TOLERATE_ENV, tolerate, sizeof(tolerate));
 	(void)snprintf(step, sizeof(step), "%u", gate->step);
 	const char *const argv[] = { STAGE_PROGRAM(config, "stager", "gate"),
 				     "--status-file",
@@ -302,7 +290,7 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 				     "--script",
 				     gate->script ? gate->script : "",
 				     "--tolerate",
-				     gate->tolerate,
+				     tolerate,
 				     gate->quiet ? "--quiet" : NULL,
 				     NULL };
 	if (environment)
@@ -433,20 +421,6 @@ static int wait_for_status(const struct gate *gate)
 	return STAGE_CANCELLED;
 }
 
-/*
- * Whether the task's environment has the list of nodes that this job's stage went on without. One
- * that was inherited from another job names another file.
- */
-static bool knows_failed(spank_t spank, const struct gate *gate)
-{
-	char own[256];
-	char path[256];
-
-	return path_of(own, sizeof(own), gate, ".failed") &&
-	       spank_getenv(spank, STAGE_FAILED_FILE_ENV, path, sizeof(path)) == ESPANK_SUCCESS &&
-	       strcmp(path, own) == 0;
-}
-
 /* Waits until the stage has ended and returns its code. */
 static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
 {
@@ -493,17 +467,29 @@ static bool set_from_lines(spank_t spank, const struct gate *gate, const char *s
 	return true;
 }
 
-/* Sets a list of nodes, and the path of its file. */
-static void set_nodes(spank_t spank, const struct gate *gate, const char *suffix, const char *name,
-		      const char *file_name)
+/* Sets what the helper left for the script of a job that bad nodes have left: NAME=value lines. */
+static void set_left_variables(spank_t spank, const struct gate *gate)
 {
-	char path[256];
+	const int fd = open_job_file(gate, ".environment");
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	char *line = NULL;
+	size_t size = 0;
 
-	if (!set_from_lines(spank, gate, suffix, name, ',', "use the file instead"))
-		return; /* the stage had to have all nodes */
-	if (path_of(path, sizeof(path), gate, suffix) &&
-	    spank_setenv(spank, file_name, path, 1) != ESPANK_SUCCESS)
-		complain("stage: %s: %s cannot be set\n", gate->node, file_name);
+	while (file && getline(&line, &size, file) > 0) {
+		char *value = strchr(line, '=');
+
+		if (!value)
+			continue;
+		*value++ = '\0';
+		value[strcspn(value, "\n")] = '\0';
+		if (spank_setenv(spank, line, value, 1) != ESPANK_SUCCESS)
+			complain("stage: %s: %s cannot be set\n", gate->node, line);
+	}
+	free(line);
+	if (file)
+		(void)fclose(file); /* nothing was written */
+	else if (fd >= 0)
+		(void)close(fd);
 }
 
 /* Sets the variables that tell the task what was staged where. */
@@ -512,26 +498,8 @@ static void set_variables(spank_t spank, const struct gate *gate)
 	/* Most jobs stage nothing with mode=shard. */
 	(void)set_from_lines(spank, gate, ".shards", STAGE_SHARDS_ENV, ':',
 			     "stage fewer folders with mode=shard");
-	set_nodes(spank, gate, ".failed", STAGE_FAILED_ENV, STAGE_FAILED_FILE_ENV);
-	set_nodes(spank, gate, ".nodes", STAGE_NODES_ENV, STAGE_NODES_FILE_ENV);
-}
-
-/* Whether the job's stage went on without this node, by the list in the task's environment. */
-static bool is_left_out(spank_t spank, const struct gate *gate)
-{
-	char *list = NULL;
-	char *rest = NULL;
-	bool found = false;
-
-	if (!knows_failed(spank, gate))
-		return false;
-	list = malloc(LINES_MAX + 1);
-	if (list && spank_getenv(spank, STAGE_FAILED_ENV, list, LINES_MAX + 1) == ESPANK_SUCCESS)
-		for (const char *name = strtok_r(list, ",", &rest); name && !found;
-		     name = strtok_r(NULL, ",", &rest))
-			found = strcmp(name, gate->node) == 0;
-	free(list);
-	return found;
+	if (gate->step >= SLURM_MAX_NORMAL_STEP_ID)
+		set_left_variables(spank, gate);
 }
 
 /* Whether the environment marks this step as the helper of this job, and not of an outer one. */
@@ -605,13 +573,6 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	if (!read_task(spank, &gate)) {
 		complain("stage: Slurm does not give the plugin the job, the step or the task; "
 			 "submit again\n");
-		_exit(STAGE_LAUNCH);
-	}
-	if (is_left_out(spank, &gate)) {
-		complain("stage: %s: this node does not have the job's staged files: use srun "
-			 "--nodes=$(wc -l <$" STAGE_NODES_FILE_ENV ") --exclude=$" STAGE_FAILED_ENV
-			 "\n",
-			 gate.node);
 		_exit(STAGE_LAUNCH);
 	}
 	if (!gate.list[0] && !gate.script)

@@ -72,9 +72,9 @@ static struct spank_option stage_option = {
 static struct spank_option tolerate_option = {
 	"stage-tolerate",
 	"N|N%",
-	"start the job though staging fails on up to N nodes, or N percent of its nodes; they are "
-	"in "
-	"STAGE_FAILED_NODES then",
+	"start the job though staging fails on up to N nodes, or N percent of its nodes: they "
+	"leave "
+	"the job, and are in STAGE_FAILED_NODES",
 	1,
 	0,
 	take_tolerate,
@@ -87,34 +87,34 @@ static struct spank_option helper_option = {
 
 int stage_options_register(spank_t spank)
 {
-	/* Only the helper's own srun gives the second, so that --help of the others is without. */
-	const bool hidden = spank_context() != S_CTX_REMOTE && !getenv(STAGE_HELPER_ENV);
+	const bool remote = spank_context() == S_CTX_REMOTE;
+	/* Only the helper's own srun gives this, so that --help of the others is without. */
+	const bool hidden = !remote && !getenv(STAGE_HELPER_ENV);
+	/* Only of a batch script can the plugin change the environment when nodes have left. */
+	const bool batch = spank_context() == S_CTX_ALLOCATOR &&
+			   strcmp(program_invocation_short_name, "salloc") != 0;
 
 	if (spank_option_register(spank, &stage_option) != ESPANK_SUCCESS ||
-	    spank_option_register(spank, &tolerate_option) != ESPANK_SUCCESS ||
+	    ((remote || batch) &&
+	     spank_option_register(spank, &tolerate_option) != ESPANK_SUCCESS) ||
 	    (!hidden && spank_option_register(spank, &helper_option) != ESPANK_SUCCESS))
 		return -1;
 	return 0;
 }
 
 /*
- * The variable that this program reads as it reads those for its own options. NULL in srun, whose
- * environment is that of its job, and if it is not set or is empty.
+ * The variable that counts as one more --stage, as such of Slurm's for its own options. NULL in
+ * srun, whose environment is that of its job, and if it is not set or is empty.
  */
-static const char *variable_of(const char *for_sbatch, const char *for_salloc)
+const char *stage_options_variable(void)
 {
-	const char *name = strcmp(program_invocation_short_name, "sbatch") == 0	  ? for_sbatch
-			   : strcmp(program_invocation_short_name, "salloc") == 0 ? for_salloc
-										  : NULL;
+	const char *program = program_invocation_short_name;
+	const char *name = strcmp(program, "sbatch") == 0   ? "SBATCH_STAGE"
+			   : strcmp(program, "salloc") == 0 ? "SALLOC_STAGE"
+							    : NULL;
 	const char *value = name ? getenv(name) : NULL;
 
 	return value && value[0] ? name : NULL;
-}
-
-/* The variable that counts as one more --stage, or NULL. */
-const char *stage_options_variable(void)
-{
-	return variable_of("SBATCH_STAGE", "SALLOC_STAGE");
 }
 
 /* Before the command line is read. */
@@ -122,11 +122,7 @@ int stage_options_take_variable(void)
 {
 	const char *stage = stage_options_variable();
 	const char *list = stage ? getenv(stage) : NULL;
-	const char *of_tolerate = variable_of("SBATCH_STAGE_TOLERATE", "SALLOC_STAGE_TOLERATE");
-	const char *number = of_tolerate ? getenv(of_tolerate) : NULL;
 
-	if (number && take_tolerate(0, number, 0) != 0)
-		return -1;
 	return list ? take_value(0, list, 0) : 0;
 }
 

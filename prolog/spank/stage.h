@@ -57,14 +57,8 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 /* How many nodes may fail, from --stage-tolerate; named like the list. */
 #define STAGE_TOLERATE_NAME "STAGE_TOLERATE"
 #define STAGE_TOLERATE_ENV "SLURM_SPANK_STAGE_TOLERATE"
-/*
- * The nodes that the stage went on without, and those that have the files: lists joined by commas,
- * and the paths of files with one node in each line. Set if the stage may go on without any.
- */
+/* The nodes that have left the job since their stage failed; set if there are any. */
 #define STAGE_FAILED_ENV "STAGE_FAILED_NODES"
-#define STAGE_FAILED_FILE_ENV "STAGE_FAILED_NODES_FILE"
-#define STAGE_NODES_ENV "STAGE_NODES"
-#define STAGE_NODES_FILE_ENV "STAGE_NODES_FILE"
 /* Names the files that list which node holds which part of a folder with mode=shard. */
 #define STAGE_SHARDS_ENV "STAGE_SHARDS"
 

@@ -118,12 +118,10 @@ int stage_submit_forget_outer_job(void)
 		"SPANK__SLURM_SPANK_OPTION_slurm_stage_stage_tolerate",
 	};
 	static const char *const of_job[] = {
-		STAGE_LIST_ENV,	       STAGE_QUIET_ENV,
-		STAGE_SHARDS_ENV,      STAGE_TOLERATE_ENV,
-		STAGE_FAILED_ENV,      STAGE_FAILED_FILE_ENV,
-		STAGE_NODES_ENV,       STAGE_NODES_FILE_ENV,
-		"SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job alone */
-		"SPANK_STAGE",	       "SPANK_STAGE_TOLERATE",
+		STAGE_LIST_ENV,	  STAGE_QUIET_ENV,	  STAGE_SHARDS_ENV, STAGE_TOLERATE_ENV,
+		STAGE_FAILED_ENV, "SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job
+							    alone */
+		"SPANK_STAGE",	  "SPANK_STAGE_TOLERATE",
 	};
 
 	if (unset_all(options, sizeof(options) / sizeof(options[0])) != 0)
@@ -229,23 +227,13 @@ void stage_submit_pass_on_quiet(spank_t spank)
 		slurm_error("stage: %s cannot be set", STAGE_QUIET_ENV);
 }
 
-/* Passes on how many nodes may fail. Slurm gives a job's own option to each of its steps again. */
+/* Passes on how many nodes may fail: with --export=NONE, Slurm forwards no option. */
 static bool pass_on_tolerate(spank_t spank)
 {
 	const char *tolerate = stage_options_tolerate();
 
-	return !tolerate || (setenv(STAGE_TOLERATE_ENV, tolerate, 1) == 0 &&
-			     spank_job_control_setenv(spank, STAGE_TOLERATE_NAME, tolerate, 1) ==
-				     ESPANK_SUCCESS);
-}
-
-/* Whether the job, or the step, is to tolerate another number of nodes than what it is part of. */
-static bool is_new_tolerate(void)
-{
-	const char *tolerate = stage_options_tolerate();
-	const char *had = getenv(STAGE_TOLERATE_ENV);
-
-	return tolerate && (!had || strcmp(tolerate, had) != 0);
+	return !tolerate ||
+	       spank_job_control_setenv(spank, STAGE_TOLERATE_NAME, tolerate, 1) == ESPANK_SUCCESS;
 }
 
 int stage_submit(spank_t spank, const struct stage_config *config)
@@ -264,7 +252,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_het_job();
 	refuse_no_shell();
 	stage_submit_pass_on_quiet(spank);
-	if (stage_options_count() == 0 && !is_new_tolerate())
+	if (stage_options_count() == 0 && !stage_options_tolerate())
 		return 0;
 	list = join_values(inherited);
 	if (!list)

@@ -31,8 +31,10 @@ from stager.cli.staging import (
     parse_values,
     print_outcome,
 )
+from stager.disk.step_status import leave_variables
 from stager.launch import job
 from stager.launch.comment import write_comment
+from stager.launch.tolerate import variables_without
 from stager.launch.url_file import read_url_files
 from stager.request.names import Names
 from stager.request.resolve import resolve
@@ -100,7 +102,7 @@ class _Gate:
         """Stage, print the outcome, tell it outside of the job too, and return the exit code."""
         begun = time.monotonic()
         try:
-            outcome, rules, may_go_on = self._stage()
+            outcome, rules = self._stage()
         except StageError as error:
             for fault in error.faults if isinstance(error, DirectiveErrors) else [error]:
                 self.complain(str(fault))
@@ -113,11 +115,9 @@ class _Gate:
         if self.task_prolog and lists:
             click.echo(f"export {_SHARDS}={':'.join(lists)}")
         is_begun = any(one.message == NO_PLUGIN for one in outcome.failures)
-        self._end(outcome.code, is_told=not may_go_on, is_begun=is_begun and self._has_many_tasks())
-        results = summary(replace(outcome, evicted=[]), job.fold)
-        if rules and results:
-            more = 0 if outcome.failed_nodes else len(outcome.items) - 1
-            _comment(rules, outcome.code, results[0], more, partly=bool(outcome.failed_nodes))
+        self._end(outcome.code, is_begun=is_begun and self._has_many_tasks())
+        if rules and not outcome.failed_nodes:
+            _comment_on(outcome, rules)
         return outcome.code
 
     def _end(self, code: int, *, is_told: bool = True, is_begun: bool = False) -> None:
@@ -138,16 +138,13 @@ class _Gate:
         """Return whether this is a step of an srun, and not the batch script's."""
         return bool(self.step) and int(self.step) < job.SPECIAL_STEPS
 
-    def _stage(self) -> tuple[Outcome, Policy | None, bool]:
-        """Return the outcome, the site's rules, and whether the stage may go on without some nodes.
-
-        There are no rules if nothing was to be staged.
-        """
+    def _stage(self) -> tuple[Outcome, Policy | None]:
+        """Return the outcome, and the site's rules if anything was to be staged."""
         text = os.environ.get(_DIRECTIVES, "")
         lines = read_head(self.script) if self.script else []
         # The plugin and TaskProlog only guess which scripts have any directives.
         if not text and not may_stage(lines):
-            return Outcome([], [], 0.0), None, False
+            return Outcome([], [], 0.0), None
         nodes = JobNodes.find(self.config, of_step=self._has_many_tasks())
         names = Names.of(os.environ, nodes.rules.variables)
         directives = parse_values([text] if text else [], names)
@@ -157,13 +154,30 @@ class _Gate:
             build_request(items, nodes.rules), status_file=self.status_file, step=self.step,
             needs_plugin=bool(self.status_file),
         )  # fmt: skip
-        # Only the plugin keeps tasks from a node without the files.
-        tolerance = None
-        if not self.task_prolog:
-            tolerance = nodes.tolerated(self.tolerate, "--stage-tolerate")
+        # A script has not begun, and gets other variables; the srun of a step has its own.
+        tolerance = None if self._has_many_tasks() else nodes.tolerated(self.tolerate)
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
-        return outcome, nodes.rules, tolerance is not None
+        if outcome.failed_nodes:
+            outcome = self._give_back(nodes, outcome)
+        return outcome, nodes.rules
+
+    def _give_back(self, nodes: JobNodes, outcome: Outcome) -> Outcome:
+        """Let the nodes that failed leave the job, and tell its script; if Slurm refuses, fail."""
+        from stager.cli.tolerant import give_back
+
+        _comment_on(outcome, nodes.rules)  # without slurmdbd, Slurm takes none afterwards
+        gone = [one.node for one in outcome.failed_nodes]
+        outcome = give_back(nodes.context, outcome, nodes.rules.launch.srun)
+        if outcome.failures:
+            return outcome
+        variables = variables_without(os.environ, job.unfold(nodes.context.nodes), gone)
+        if not self.task_prolog:
+            leave_variables(os.getuid(), self.status_file, variables)
+            return outcome
+        for name, value in variables.items():
+            click.echo(f"export {name}={value}")
+        return outcome
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""
@@ -174,6 +188,12 @@ class _Gate:
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))
             _comment(rules, error.code, problem)
+
+
+def _comment_on(outcome: Outcome, rules: Policy) -> None:
+    if results := summary(replace(outcome, evicted=[]), job.fold):
+        more = 0 if outcome.failed_nodes else len(outcome.items) - 1
+        _comment(rules, outcome.code, results[0], more, partly=bool(outcome.failed_nodes))
 
 
 def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool = False) -> None:

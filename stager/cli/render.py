@@ -29,8 +29,7 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     if outcome.failures:
         return [*failure_lines(outcome.failures, fold), *slow]
     line = _planned_line if outcome.dry_run else _item_line
-    has_new = outcome.failed_nodes and outcome.items  # else an earlier stage of the job told it
-    left_out = [_left_out_line(outcome, fold)] if has_new else []
+    left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
     evicted = evicted_lines(outcome.evicted, fold, dry_run=outcome.dry_run)
     lines_of = _would_change_lines if outcome.dry_run else _changed_lines
     changed = [line for item in outcome.items for line in lines_of(item, fold)]

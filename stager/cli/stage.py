@@ -20,21 +20,13 @@ if TYPE_CHECKING:
 )
 @run_options
 @json_option
-@click.option(
-    "--tolerate",
-    metavar="N|N%",
-    default="",
-    help="Go on without up to N nodes, or N percent, on which it fails.",
-)
 @click.option("--verbose", "-v", is_flag=True, help="Also print where the time went.")
-def stage(
-    values: tuple[str, ...], run: RunOptions, as_json: bool, tolerate: str, verbose: bool
-) -> int:
+def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool) -> int:
     """Copy files to every node of this job.
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
-    files (with mode=shard, its part of them), except nodes that the output says it went on without.
+    files (with mode=shard, its part of them).
 
     Run it inside a job (sbatch, salloc or srun). Without Slurm, name nodes by --hosts or
     --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this
@@ -43,4 +35,4 @@ def stage(
     Where all nodes of a launcher that numbers them (dstack, an Indexed Job of Kubernetes, torchrun)
     run the same line, number 0 stages, and the others wait and end with its code.
     """
-    return stage_values(values, run, as_json=as_json, verbose=verbose, tolerate=tolerate)
+    return stage_values(values, run, as_json=as_json, verbose=verbose)

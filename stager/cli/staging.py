@@ -64,8 +64,6 @@ if TYPE_CHECKING:
 
     OnEvent = Callable[[dict[str, Any]], None]
 
-#: The nodes that an earlier stage of the job went on without, joined by commas (gate.c).
-FAILED_NODES, FAILED_NODES_FILE = "STAGE_FAILED_NODES", "STAGE_FAILED_NODES_FILE"
 #: The folder for the disks of simulated nodes if none is named.
 _LOCAL_ROOT = "stage-nodes"
 
@@ -93,18 +91,16 @@ class JobNodes:
         find = job.find_step if of_step else job.find
         return cls(rules, find(os.environ, rules.launch.srun))
 
-    def tolerated(self, text: str, option: str) -> Tolerated | None:
-        """Return how many of these nodes may fail, by a user's ``option`` or by stage.toml.
+    def tolerated(self, text: str) -> Tolerated | None:
+        """Return how many of these nodes may fail, by a user's option or by stage.toml.
 
-        None means that no node may, nor has failed an earlier stage of the job. Raise UsageError,
-        PolicyRefusal.
+        None means that no node may. Raise UsageError.
         """
-        failed = failed_before(os.environ)
-        if not text and not failed and not self.rules.launch.tolerate.number:
+        if not text and not self.rules.launch.tolerate.number:
             return None
         from stager.cli.tolerant import tolerated
 
-        return tolerated(text, option, self.rules, failed, self.context.node_count)
+        return tolerated(text, self.rules, self.context.node_count)
 
     def run(
         self, request: StageRequest, on_event: OnEvent, tolerance: Tolerated | None = None
@@ -160,11 +156,11 @@ class JobNodes:
                     is_suspended=lambda: job.is_suspended(self.context.job, srun),
                     silence=request.silence,
                 ),
-                patience=SHORT if request.may_go_on else USUAL,
+                patience=SHORT if request.silence else USUAL,
                 paces=Paces(rules.launch.tolerate_slow, most_slow, own),
             )
         except NotStartedError as error:
-            if error.blamed and request.may_go_on:
+            if error.blamed and request.silence:
                 raise
             from stager.cli.in_the_way import what_is_in_the_way  # only for this failure
 
@@ -211,21 +207,6 @@ class SimulatedNodes:
         for name in simulated_names(self.count):
             for cache_root in self.rules.roots:
                 make_disk(str(self.root), f"/{name}{cache_root}")
-
-
-def failed_before(environment: Mapping[str, str]) -> str:
-    """Return the nodes that an earlier stage of this job went on without, joined by commas.
-
-    A list that was inherited from another job does not count: its file has another name (gate.c).
-    """
-    name = f"{_status_name(environment)}.failed"
-    is_own = os.path.basename(environment.get(FAILED_NODES_FILE, "")) == name
-    return environment.get(FAILED_NODES, "") if is_own else ""
-
-
-def _status_name(environment: Mapping[str, str]) -> str:
-    """Return what the names of the job's status files on each node begin with (gate.c)."""
-    return f"{environment['SLURM_JOB_ID']}.{environment.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def own_user(environment: Mapping[str, str]) -> str:
@@ -328,16 +309,13 @@ def stage_values(
     dry_run: bool = False,
     as_json: bool = False,
     verbose: bool = False,
-    tolerate: str = "",
 ) -> int:
     """Stage what ``values`` ask for, print the outcome and return its exit code.
 
-    ``tolerate`` is how many nodes may fail. Raise StageError if the ranks cannot be started at all.
+    Raise StageError if the ranks cannot be started at all.
     """
     nodes = find_nodes(options)
     directives = parse_values(values, _names_here(nodes))
-    if tolerate and not isinstance(nodes, JobNodes):
-        raise UsageError("--tolerate works on the nodes of a Slurm job only")
     directives = read_url_files(directives, os.environ)
     request = build_request(resolve(directives, nodes.rules), nodes.rules)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
@@ -356,8 +334,7 @@ def stage_values(
         if line and line.later and not isinstance(nodes, JobNodes | SimulatedNodes):
             outcome = _wait_for_first(nodes, line, request, on_event)
         elif isinstance(nodes, JobNodes):
-            asked = nodes.tolerated(tolerate, "--tolerate")
-            outcome = nodes.run(request, on_event, asked)
+            outcome = nodes.run(request, on_event)
         else:
             outcome = nodes.run(request, on_event)
     if as_json:

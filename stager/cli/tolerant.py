@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import Failure, LaunchError
+from stager.base.outcome import Outcome
 from stager.launch import job
 from stager.launch.run import EndedError
 from stager.launch.tolerate import SILENCE, Crew, stage_tolerantly
@@ -16,7 +17,6 @@ from stager.request.tolerance import asked_tolerance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.base.outcome import Outcome
     from stager.launch.job import JobContext
     from stager.request.items import StageRequest
     from stager.request.policy import Policy
@@ -32,30 +32,24 @@ _ENDING, _MANY, _DELAY = 2.0, 100, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Tolerated:
-    """At most ``most`` nodes may fail, which users see as ``asked``.
-
-    ``failed`` are those that have failed an earlier stage of the job.
-    """
+    """At most ``most`` nodes may fail, which users see as ``asked``."""
 
     most: int
     asked: str
-    failed: tuple[str, ...] = ()
 
 
-def tolerated(text: str, option: str, rules: Policy, failed: str, nodes: int) -> Tolerated:
+def tolerated(text: str, rules: Policy, nodes: int) -> Tolerated:
     """Return how many of so many ``nodes`` may fail by a user's option, or by stage.toml.
 
-    No more than the site's limit. ``failed`` is the list of nodes that the job's environment has.
-    Raise UsageError.
+    No more than the site's limit. Raise UsageError.
     """
     launch = rules.launch
-    asked = asked_tolerance(text, option, launch.tolerate)
-    said = f"{option}={asked}" if text else f"tolerate = {asked} in stage.toml"
+    asked = asked_tolerance(text, "--stage-tolerate", launch.tolerate)
+    said = f"--stage-tolerate={asked}" if text else f"tolerate = {asked} in stage.toml"
     wanted, allowed = asked.of(nodes), launch.tolerate_limit.of(nodes)
     if allowed < wanted:
         said += f", and this site allows {launch.tolerate_limit}"
-    most = min(wanted, allowed)
-    return Tolerated(most, said, tuple(filter(None, failed.split(","))))
+    return Tolerated(min(wanted, allowed), said)
 
 
 def safe_after(nodes: int) -> float:
@@ -88,7 +82,7 @@ def run_tolerantly(
     names = tuple(job.unfold(context.nodes))
     may_end = 0.0
     own = job.own_name(os.environ)
-    crew = Crew(names, own, tolerance.most, tolerance.asked, tolerance.failed)
+    crew = Crew(names, own, tolerance.most, tolerance.asked)
 
     def away(nodes: list[str]) -> list[Failure]:
         states = job.node_states(job.fold(nodes), srun)
@@ -127,3 +121,20 @@ def run_tolerantly(
         return stage_tolerantly(crew, start_on, away)
     finally:
         time.sleep(max(0.0, may_end - time.monotonic()))
+
+
+def give_back(context: JobContext, outcome: Outcome, srun: str) -> Outcome:
+    """Let the nodes that the stage went on without leave the job.
+
+    If Slurm refuses, the Outcome has their failures.
+    """
+    failed = outcome.failed_nodes
+    gone = [one.node for one in failed]
+    staged = [name for name in job.unfold(context.nodes) if name not in gone]
+    why_not = job.keep(staged, os.environ, srun)
+    if not why_not:
+        return outcome
+    nodes = job.fold(gone)
+    told = f"Slurm does not let {nodes} leave the job: {why_not}"
+    refused = Failure(failed[0].code, f"{told}; submit again with --exclude={nodes}", "")
+    return Outcome([], [*failed, refused], outcome.seconds, evicted=outcome.evicted)

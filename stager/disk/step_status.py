@@ -2,9 +2,8 @@
 
 ``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step, and the
 first place that was staged to. While a rank has it locked, they wait. ``JOB.RESTART.shards`` has
-the paths that become the job's STAGE_SHARDS, one a line. Where the stage may go on without nodes
-that fail, ``JOB.RESTART.nodes`` has those that were staged to, and ``JOB.RESTART.failed`` those
-that were not, one a line.
+the paths that become the job's STAGE_SHARDS, one a line. ``JOB.RESTART.environment`` has the
+variables of the script of a job that bad nodes have left.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 from stager.base import paths
 from stager.base.errors import LaunchError
 from stager.disk.files import (
-    OPEN_FOLDER,
     READ_FILE,
     append_whole,
     as_room_error,
@@ -27,7 +25,7 @@ from stager.disk.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Seconds after which a status is removed: longer than jobs run.
 _KEPT = 30 * 24 * 3600
@@ -99,22 +97,6 @@ class StepStatus:
             write_all(self._descriptor, text, 0)
             os.ftruncate(self._descriptor, len(text))
 
-    def withdraw(self) -> None:
-        """Leave no code: the tasks wait for a later attempt. Raise LaunchError or SpaceError."""
-        assert self._descriptor is not None
-        with _launch_errors(self._path, _CHECK):
-            os.ftruncate(self._descriptor, 0)
-            write_all(self._descriptor, b"\n", 0)
-
-    def name_nodes(self, staged: Sequence[str], failed: Sequence[str]) -> None:
-        """Name the nodes that have the job's files, and those that the stage went on without.
-
-        Raise LaunchError or SpaceError.
-        """
-        with _locked(self._folder):
-            for suffix, names in (("nodes", staged), ("failed", failed)):
-                _replace_lines(f"{self._folder}/{self._job}.{suffix}", names)
-
     def _name_lists(self, lists: Sequence[str]) -> None:
         """Add the lists to those of the job's earlier stages, each once."""
         if not lists:
@@ -184,12 +166,7 @@ def wait_for_code(
         time.sleep(_PAUSE)
 
 
-@contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Let no other rank of this user's replace files in the ``folder`` meanwhile.
-
-    Raise LaunchError.
-    """
-    with _launch_errors(folder, _CHECK), opened(folder, OPEN_FOLDER) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+def leave_variables(uid: int, job: str, variables: Mapping[str, str]) -> None:
+    """Leave what the plugin is to set for the job's script. Raise LaunchError or SpaceError."""
+    lines = [f"{name}={value}" for name, value in variables.items()]
+    _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}.environment", lines)

@@ -8,9 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError
+from stager.base.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: The system's folders.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -50,11 +51,36 @@ def answer(command: Sequence[str | bytes], srun: str, seconds: float) -> str:
     Raise TimeoutError if it takes longer than ``seconds``.
     """
     try:
+        ended = _run(command, srun, seconds, os.environ)
+    except TimeoutError:
+        raise
+    except OSError:
+        return ""
+    return "" if ended.returncode else ended.stdout
+
+
+def complaint(
+    command: Sequence[str], srun: str, seconds: float, environment: Mapping[str, str]
+) -> str:
+    """Return why a command of Slurm fails in an ``environment``, nothing if it does not."""
+    try:
+        ended = _run(command, srun, seconds, environment)
+    except TimeoutError:
+        return f"{command[0]} did not end in {seconds:.0f} s"
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    words = printable(" ".join(ended.stderr.split()))
+    return (words or f"{command[0]} ended with {ended.returncode}") if ended.returncode else ""
+
+
+def _run(
+    command: Sequence[str | bytes], srun: str, seconds: float, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Raise TimeoutError, OSError."""
+    try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=True,
-            env={**os.environ, "PATH": search_path(srun)},
-        ).stdout  # fmt: skip
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
+            env={**environment, "PATH": search_path(srun)},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -19,7 +19,7 @@ from stager.base.errors import LaunchError, UsageError
 from stager.base.paths import RUN_FOLDER
 from stager.base.text import printable
 from stager.launch.by_pyslurm import ask_pyslurm
-from stager.launch.commands import answer
+from stager.launch.commands import answer, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -249,6 +249,24 @@ def _plain(error: Exception) -> str:
     return printable(" ".join(str(error).split()))
 
 
+def keep(nodes: list[str], environment: Mapping[str, str], srun: str) -> str:
+    """Give the job's other nodes back to Slurm. Return why it refuses, nothing if it does not.
+
+    The node of the script cannot leave.
+    """
+    job = environment["SLURM_JOB_ID"]
+    if job == environment.get("SLURM_ARRAY_JOB_ID"):
+        job += f"_{environment['SLURM_ARRAY_TASK_ID']}"  # the whole array cannot change
+    with suppress(TimeoutError):
+        # With --no-kill, Slurm itself has removed nodes that it found down.
+        found = _only(answer(_show(job), srun, _ANSWER_TIMEOUT), "NodeList")
+        if found and {*unfold(found)} == {*nodes}:
+            return ""
+    command = ["scontrol", "update", f"JobId={job}", f"NodeList={fold(nodes)}"]
+    # In a job, scontrol would leave scripts with the new variables in the current folder.
+    return complaint(command, srun, _ANSWER_TIMEOUT, outside(environment))
+
+
 def end_step(environment: Mapping[str, str], step: str, srun: str) -> None:
     """Terminate the tasks of one of this job's steps, if Slurm can be reached."""
     command = ["scancel", "--signal=TERM", f"{environment['SLURM_JOB_ID']}.{step}"]
@@ -288,14 +306,14 @@ def _from_pyslurm(job: int) -> JobContext | None:
 
 
 def _from_scontrol(job: int, srun: str) -> JobContext | None:
-    record = answer(_show(job), srun, _ANSWER_TIMEOUT)
+    record = answer(_show(str(job)), srun, _ANSWER_TIMEOUT)
     nodes, count = (_only(record, key) for key in ("NodeList", "NumNodes"))
     nodes = "" if nodes == "(null)" else nodes  # the job has not started
     return JobContext(job, nodes, int(count)) if nodes and count.isdecimal() else None
 
 
-def _show(job: int) -> list[str]:
-    return ["scontrol", "--oneliner", "show", "job", str(job)]
+def _show(job: str) -> list[str]:
+    return ["scontrol", "--oneliner", "show", "job", job]
 
 
 def _only(record: str, key: str) -> str:

@@ -496,6 +496,8 @@ class _Listener:
         """Note what the launcher says of a node, or of all of them."""
         if one := _NOT_LAUNCHED.match(line):
             self._unreached.setdefault(one["node"] or one["failed"], one["why"] or "it has failed")
+            if self.begun and one["failed"]:  # then Slurm ends the ranks, which blame each other
+                self._blamed = {one["failed"]: LOST, **self._blamed}
         # After a refusal, Slurm ends ranks that are at no fault.
         if not (self._blamed_by_launcher or self._launch_refused):
             found = next(filter(None, (pattern.match(line) for pattern in _BLAMING)), None)

@@ -6,46 +6,41 @@ again. What a node had received whole is current then, and sent on to those that
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stager.base.errors import (
-    NO_PLUGIN,
-    DestinationError,
-    Failure,
-    LaunchError,
-    SpaceError,
-)
+from stager.base.errors import DestinationError, Failure, LaunchError, SpaceError
 from stager.base.outcome import Evicted, Outcome
 from stager.base.phases import Phase
+from stager.launch.job import fold
 from stager.launch.run import EndedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 #: The codes of failures that are a node's own, and not the source's or the request's.
 _OF_NODES = frozenset({SpaceError.code, DestinationError.code, LaunchError.code})
 #: Seconds without a sign of life after which a node is given up.
 SILENCE = 10.0
-#: What is said of a node that an earlier stage of the job left out.
-_BEFORE = "an earlier stage of this job failed there"
+#: One number of a variable that has one for each node, such as ``2(x3),1``, and how often it comes.
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
     """The nodes that are to be staged to.
 
-    ``own`` is the one on which this process runs, if it is one of them: the job's script, or the
-    first task of an srun, waits there. At most ``most`` may fail; ``asked`` is how users see that.
-    ``before`` are those that an earlier stage of the job left out.
+    ``own`` is the one on which this process runs, and the job's script waits. At most ``most`` may
+    fail; ``asked`` is how users see that.
     """
 
     nodes: tuple[str, ...]
     own: str
     most: int
     asked: str
-    before: tuple[str, ...] = ()
 
 
 def refusal(crew: Crew, lost: Sequence[Failure], failed: Sequence[Failure]) -> str | None:
@@ -58,10 +53,8 @@ def refusal(crew: Crew, lost: Sequence[Failure], failed: Sequence[Failure]) -> s
     remaining = {*crew.nodes} - {one.node for one in lost}
     if not nodes or not nodes <= remaining or any(one.code not in _OF_NODES for one in failed):
         return ""
-    if any(one.message == NO_PLUGIN for one in failed):
-        return "tasks on a node without the plugin cannot be kept from starting"
     if crew.own in nodes:
-        return f"the stage was started on {crew.own}, so it cannot go on without that node"
+        return f"the job's script is to run on {crew.own}, which therefore cannot leave the job"
     count = len(nodes) + len({one.node for one in lost})
     if count <= crew.most:
         return None
@@ -83,7 +76,7 @@ def stage_tolerantly(
     failures. Raise LaunchError if no Outcome can say what happened.
     """
     begun = time.monotonic()
-    lost = [Failure(LaunchError.code, _BEFORE, node) for node in crew.before if node in crew.nodes]
+    lost: list[Failure] = []
     evicted: list[Evicted] = []
     while True:
         nodes = [node for node in crew.nodes if node not in {one.node for one in lost}]
@@ -111,6 +104,41 @@ def stage_tolerantly(
                 failed = [Failure(error.code, error.message, "")]
             told = [Failure(failed[0].code, why_not, "")] if why_not else []
             return Outcome([], [*failed, *lost, *told], time.monotonic() - begun, evicted=evicted)
+
+
+def variables_without(
+    environment: Mapping[str, str], nodes: Sequence[str], gone: Collection[str]
+) -> dict[str, str]:
+    """Return the variables of a job's script that change when of its ``nodes`` some are ``gone``.
+
+    Pure. Tasks stay where they were to be: a job of ``--ntasks`` has fewer. All but the list of
+    those that are gone are only there if the ``environment`` has them.
+    """
+    left = [node for node in nodes if node not in gone]
+    tasks = _thinned(environment.get("SLURM_TASKS_PER_NODE", ""), nodes, gone)
+    new = {
+        "SLURM_NODELIST": fold(left), "SLURM_JOB_NODELIST": fold(left),
+        "SLURM_NNODES": len(left), "SLURM_JOB_NUM_NODES": len(left),
+        "SLURM_NTASKS": sum(tasks), "SLURM_NPROCS": sum(tasks),
+        "SLURM_TASKS_PER_NODE": _repeated(tasks),
+        "SLURM_JOB_CPUS_PER_NODE": _repeated(
+            _thinned(environment.get("SLURM_JOB_CPUS_PER_NODE", ""), nodes, gone)
+        ),
+    }  # fmt: skip
+    changed = {name: str(value) for name, value in new.items() if name in environment}
+    return {**changed, "STAGE_FAILED_NODES": fold([*gone])}
+
+
+def _thinned(numbers: str, nodes: Sequence[str], gone: Collection[str]) -> list[int]:
+    """Return the numbers of the nodes that stay."""
+    each = [int(one) for one, times in _REPEATED.findall(numbers) for _ in range(int(times or 1))]
+    return [number for number, node in zip(each, nodes, strict=False) if node not in gone]
+
+
+def _repeated(numbers: Sequence[int]) -> str:
+    """Return numbers as Slurm writes them: ``2(x3),1``."""
+    counted = [(number, len([*same])) for number, same in groupby(numbers)]
+    return ",".join(f"{one}(x{times})" if times > 1 else f"{one}" for one, times in counted)
 
 
 def _blamed(error: LaunchError) -> list[Failure]:

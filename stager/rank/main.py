@@ -283,10 +283,7 @@ def _check_world(context: Context) -> None:
 
 @contextmanager
 def line_status(context: Context) -> Iterator[Callable[[Outcome], None]]:
-    """Make those who run the same command line here wait. Yield what tells them its outcome.
-
-    If the stage may go on without the nodes that fail, those on the other nodes wait on.
-    """
+    """Make those who run the same command line here wait. Yield what tells them its outcome."""
     request, node = context.request, context.node
     if not request.line:
         yield lambda _: None
@@ -295,13 +292,7 @@ def line_status(context: Context) -> Iterator[Callable[[Outcome], None]]:
 
     root, by_user = node.path(request.line_root), bool(request.hosts)
     with hold_line(request.line, root, node.uid, by_user=by_user) as tell_code:
-
-        def tell_line(outcome: Outcome) -> None:
-            failed = [one.node for one in outcome.failures]
-            if not failed or not request.may_go_on or node.name in failed:
-                tell_code(outcome.code)
-
-        yield tell_line
+        yield lambda outcome: tell_code(outcome.code)
 
 
 @contextmanager
@@ -331,16 +322,8 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
 
 
 def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) -> None:
-    """Tell this node's tasks how the stage has ended. Raise LaunchError or SpaceError.
-
-    If the stage may go on without the nodes that fail, the tasks on the other nodes wait on.
-    """
-    request, name = context.request, context.node.name
-    if failures and request.may_go_on and all(one.node != name for one in failures):
-        status.withdraw()
-        return
-    if not failures and request.failed_nodes is not None:
-        status.name_nodes(context.channel.nodes, request.failed_nodes)
+    """Tell this node's tasks how the stage has ended. Raise LaunchError or SpaceError."""
+    request = context.request
     lists = [item.shard_list for item in request.items if item.shard_list]
     code = failures[0].code if failures else 0
     place = request.items[0].destination if request.items else ""

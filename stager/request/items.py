@@ -149,9 +149,8 @@ class StageRequest:
     #: Seconds without a sign of life after which a node is given up, if that is not
     #: ``stall_timeout``; 0 if it is.
     silence: float = 0.0
-    #: The job's nodes on which the stage has failed, and that it goes on without; None if it would
-    #: not go on without any.
-    failed_nodes: tuple[str, ...] | None = None
+    #: The job's nodes on which the stage has failed, and that it goes on without.
+    failed_nodes: tuple[str, ...] = ()
     #: The user's name for the line that each node logs about the stage; empty to log nothing.
     log_user: str = ""
     #: Only find out how many ranks there are; several may be on one node.
@@ -166,11 +165,6 @@ class StageRequest:
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
     #: but here: the environment of a process is private to its user.
     key: str = field(default_factory=_new_key, repr=False)
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether the stage may go on without a node that fails."""
-        return self.failed_nodes is not None
 
     @property
     def line_root(self) -> str:
@@ -225,8 +219,7 @@ class StageRequest:
         registries = tuple(remote.pop("insecure_registries"))
         data["hosts"] = tuple(data.pop("hosts", ()))
         remote = RemoteSettings(**remote, insecure_registries=registries)
-        failed = data.pop("failed_nodes")
-        data["failed_nodes"] = None if failed is None else tuple(failed)
+        data["failed_nodes"] = tuple(data.pop("failed_nodes"))
         return cls(
             items=items, transfer=Settings(**transfer), space=Space(**space), remote=remote, **data
         )

@@ -101,7 +101,7 @@ def until_told(site: Site, fault: Callable[[Site, str], None]) -> float:
 def until_gone_on(site: Site) -> float:
     """Kill the last node's slurmstepd; return the seconds until the script starts without it."""
     victim = site.nodes[-1]
-    job, _ = submit(site, "--no-kill", "--stage-tolerate=1")
+    job, _ = submit(site, "--stage-tolerate=1")
     _await(lambda: _receives(site, victim))
     begun = time.time()
     kill_step(site, victim)

@@ -318,13 +318,6 @@ def test_simulated_nodes_have_the_sites_folders_of_a_job(desk: Desk) -> None:
         assert ran.out.startswith(f"stage: {folder}/{name}: 293.0 KiB from {desk.source} "), ran
 
 
-def test_simulated_nodes_do_not_fail_one_by_one(desk: Desk) -> None:
-    said = "stage: --tolerate works on the nodes of a Slurm job only\n"
-    ran = desk.local("stage", "--tolerate", "1", f"{desk.source}:/nvme/img")
-    assert ran == Ran(2, "", said)
-    assert not desk.nodes.exists()
-
-
 def test_stage_outside_of_a_job_says_what_to_use_first(desk: Desk) -> None:
     assert desk.stagectl("stage", "/a:/nvme/b") == Ran(2, "", f"stage: {OUTSIDE}\n")
 

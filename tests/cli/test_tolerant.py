@@ -1,4 +1,4 @@
-"""How many nodes of a job may fail, from an option, stage.toml and the job's environment."""
+"""How many nodes of a job may fail, from an option and stage.toml."""
 
 from __future__ import annotations
 
@@ -26,13 +26,8 @@ RULES = Policy.model_validate(
 def test_the_smaller_of_what_is_asked_and_the_sites_limit_counts(
     text: str, nodes: int, most: int, asked: str
 ) -> None:
-    found = tolerated(text, "--stage-tolerate", RULES, "", nodes)
+    found = tolerated(text, RULES, nodes)
     assert found == Tolerated(most, asked)
-
-
-def test_nodes_that_failed_before_are_read_from_the_environment() -> None:
-    found = tolerated("1", "--tolerate", RULES, "n3,n7", 64)
-    assert found == Tolerated(1, "--tolerate=1", ("n3", "n7"))
 
 
 @pytest.mark.parametrize(

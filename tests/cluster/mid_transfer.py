@@ -49,10 +49,10 @@ def stopped(site: Site, node: str, pattern: str) -> Iterator[None]:
         site.run(["pkill", "-CONT", "-f", pattern], user="root", on=node, check=False)
 
 
-def submit(site: Site, tolerate: str, script: str) -> Job:
+def submit(site: Site, tolerate: str, script: str, *options: str) -> Job:
     """Submit a job that stages the slow file to four nodes."""
     wish = f"--stage={SLOW}/data:/nvme/data"
-    return site.sbatch(script, "-N4", "--no-requeue", "--no-kill", wish, tolerate)
+    return site.sbatch(script, "-N4", "--no-requeue", wish, tolerate, *options)
 
 
 def await_transfer(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""A job that tolerates nodes that fail begins on the others, each of which has the whole file."""
+"""Nodes that fail leave a job that tolerates that, and its script begins on the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.cluster import SLURM_CONF as CONF
 from tests.cluster.cluster import CommandFailed
 from tests.cluster.mid_transfer import (
     BEHIND,
@@ -22,6 +23,7 @@ from tests.cluster.mid_transfer import (
     submit,
 )
 from tests.cluster.site import POLICY, STAGECTL, digest, wait_until
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,18 +41,17 @@ SILENT = (
 )
 TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
 NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
-REFUSED = (
-    "stage: {}: this node does not have the job's staged files: use srun --nodes=$(wc -l "
-    "<$STAGE_NODES_FILE) --exclude=$STAGE_FAILED_NODES\n"
-)
-#: Shows what a job finds, and that srun can keep off the nodes that failed, but not use them.
-SCRIPT = """
-echo "$STAGE_FAILED_NODES|$STAGE_NODES"
-echo $(cat $STAGE_FAILED_NODES_FILE)/$(cat $STAGE_NODES_FILE)
-srun --nodes=$(wc -l <$STAGE_NODES_FILE) --exclude=$STAGE_FAILED_NODES \
-    bash -c 'echo $(hostname) $(stat -c %s /nvme/data)' | sort
-srun -N1 -w n3 echo started 2>&1 | grep stage:
+#: What a plain srun of the script finds, as the files of /nvme/data show.
+SRUN = "srun /bin/bash -c 'echo $(hostname) $(stat -c %s /nvme/data)' | sort\n"
+#: Shows what a job finds, and that Slurm knows it too.
+SCRIPT = f"""
+echo "$STAGE_FAILED_NODES|$SLURM_JOB_NODELIST|$SLURM_NODELIST|$(squeue -h -j $SLURM_JOB_ID -o %N)"
+echo $SLURM_NNODES $SLURM_JOB_NUM_NODES "$SLURM_JOB_CPUS_PER_NODE" "$SLURM_TASKS_PER_NODE"
+{SRUN}ls | grep resize
+true
 """
+#: The first two lines of that without n3.
+LEFT = "n3|n[1-2,4]|n[1-2,4]|n[1-2,4]\n3 3 1(x3) 1(x3)\n"
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,7 @@ def ends_well_without_n3(site: Site, job: Job, why: str) -> None:
     assert "".join(rest) == (
         f"stage: /nvme/data: note: {SLOW}/data is on a FUSE filesystem: a change that leaves sizes "
         "and times as they were is not noticed\n"
-        "n3|n1,n2,n4\nn3/n1 n2 n4\n"
-        f"n1 {SIZE}\nn2 {SIZE}\nn4 {SIZE}\n{REFUSED.format('n3')}"
+        f"{LEFT}n1 {SIZE}\nn2 {SIZE}\nn4 {SIZE}\n"
     )  # fmt: skip
     assert comment(job) == f"slurm-stage: {said}"
     assert has_whole_file(site, "n1", "n2", "n4")
@@ -119,10 +119,23 @@ def test_a_job_goes_on_without_a_node_that_loses_its_link(site: Site) -> None:
     with site.policy(f"{POLICY}[transfer]\nstall_timeout = {LIMIT}\n"):
         job = in_mid_transfer(site, "--stage-tolerate=25%")
         with cut_off(site, "n3"):
-            wait_until(lambda: "|n1," in job.output())
+            wait_until(lambda: LEFT in job.output())
     ends_well_without_n3(site, job, SILENT)
     # Its rank ends when it has not heard its neighbours for a while.
     wait_until(lambda: not site.leftovers())
+
+
+@pytest.mark.usefixtures("_slow_source")
+def test_a_job_goes_on_without_a_node_that_slurm_has_removed_from_it(site: Site) -> None:
+    job = submit(site, "--stage-tolerate=1", SCRIPT, "--no-kill")
+    await_transfer(site)
+    site.run(["scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test"], user="root")
+    try:
+        assert job.wait(90).exit_code == "0:0", job.output()
+    finally:
+        site.revive()
+        site.take_away()  # Slurm runs no epilog on a node that is down
+    assert LEFT in job.output()
 
 
 @pytest.mark.usefixtures("_slow_source")
@@ -146,22 +159,20 @@ def test_the_node_of_the_script_may_not_fail(site: Site) -> None:
     kill_rank(site, "n1")
     state = job.wait()
     assert (state.state, state.exit_code) == ("FAILED", "8:0")
-    why = "the stage was started on n1, so it cannot go on without that node"
+    why = "the job's script is to run on n1, which therefore cannot leave the job"
     said = f"stage: staging ended early: n1: {LOST}; submit again\n"
     assert job.output().startswith(said)
     assert job.output().endswith(f"\n  {why}\n{NOT_STARTED.format(8)}")
 
 
-def test_disks_that_are_full_or_read_only_are_left_out_of_all_stages_of_the_job(
-    site: Site,
-) -> None:
+def test_nodes_whose_disks_are_full_or_read_only_leave_the_job(site: Site) -> None:
     site.run("mkdir -p /shared/set; cd /shared/set; for i in 1 2 3 4; do echo $i >$i; done")
     site.run("head -c 30M /dev/urandom >/shared/data")
     script = (
-        "#!/bin/bash\n#SBATCH --stage-tolerate=50%\n"
+        "#!/bin/bash\n#SBATCH --stage-tolerate=50% --export=NONE --ntasks-per-node=2\n"
         "#STAGE /shared/set:/nvme/set,mode=shard\n#STAGE /shared/data:/nvme/data\n"
-        "cut -f1,3 $STAGE_SHARDS; echo $STAGE_FAILED_NODES\n"
-        f"{STAGECTL} stage --json /shared/data:/nvme/other\n"
+        "cut -f1,3 $STAGE_SHARDS; echo $STAGE_FAILED_NODES $SLURM_NTASKS\n"
+        f"{SRUN}{STAGECTL} stage --json /shared/data:/nvme/other\n"
     )
     with site.nvme("n3", "loop", "20M"), site.nvme("n4", "tmpfs"):
         site.run(["mount", "-o", "remount,ro", "/nvme"], user="root", on="n4")
@@ -172,86 +183,72 @@ def test_disks_that_are_full_or_read_only_are_left_out_of_all_stages_of_the_job(
         r"stage: went on without n\[3-4\] \(2 of 4 nodes\): n3: /nvme: not enough room: .*; "
         r"n4: /nvme: the disk is read-only; .*", told,
     )  # fmt: skip
-    assert [line for line in lines if re.match(r"n\d", line)] == [
-        "n1\t1", "n2\t2", "n1\t3", "n2\t4", "n3,n4"
+    size = 30 << 20
+    assert [line for line in lines if re.match(r"n[\d[]", line)] == [
+        "n1\t1", "n2\t2", "n1\t3", "n2\t4", "n[3-4] 4", *2 * [f"n1 {size}"], *2 * [f"n2 {size}"]
     ]  # fmt: skip
     answer = json.loads("\n".join(lines[lines.index("{") :]))
-    assert answer["items"][0]["received"] == ["n1", "n2"]
-    assert answer["failed_nodes"] == [
-        {"code": 8, "message": "an earlier stage of this job failed there", "node": node}
-        for node in ("n3", "n4")
-    ]
+    assert (answer["items"][0]["received"], answer["failed_nodes"]) == (["n1", "n2"], [])
 
 
-def test_tasks_that_wait_on_the_other_nodes_start_when_the_stage_goes_on(site: Site) -> None:
-    site.run("head -c 30M /dev/urandom >/shared/data")
-    tasks = ["-N4", "--ntasks-per-node=2", "bash", "-c", "echo $(hostname) $STAGE_FAILED_NODES"]
-    with site.nvme("n3", "loop", "20M"), pytest.raises(CommandFailed) as ended:
-        site.run(["srun", "-Q", "--stage=/shared/data:/nvme/data", "--stage-tolerate=1", *tasks])
-    assert ended.value.code == 5
-    assert sorted(ended.value.stdout.split("\n")) == [
-        "", *(f"{node} n3" for node in ("n1", "n1", "n2", "n2", "n4", "n4"))
-    ]  # fmt: skip
-    assert "stage: went on without n3 (1 of 4 nodes): /nvme: not enough room: " in (
-        ended.value.stderr
+def test_a_node_leaves_one_task_of_an_array_alone(site: Site) -> None:
+    """The last task has the number of the array, by which scontrol does not change it."""
+    site.run("echo data >/shared/data")
+    site.run("echo mine >/nvme/data-1", on="n3")
+    script = (
+        "#!/bin/bash\ntouch /shared/began-%s; until [ -e /shared/began-0 -a -e /shared/began-1 ]"
     )
+    script = script.replace("%s", "$SLURM_ARRAY_TASK_ID")
+    script += "; do sleep 0.1; done\nsqueue -h -j $SLURM_JOB_ID -o '%A|%F_%K|%N'\n"
+    options = ["-N4", "--array=0-1", "--stage=/shared/data:/nvme/data-%a", "--stage-tolerate=1"]
+    site.sbatch(script, *options, "--output=/shared/out-%a").wait()
+    wait_until(lambda: site.run(["squeue", "-h"]).stdout == "")
+    assert "_0|n[1-4]\n" in site.shared("out-0").read_text()
+    assert "_1|n[1-2,4]\n" in site.shared("out-1").read_text()
 
 
-def test_each_srun_of_salloc_tries_again_on_its_nodes_that_failed(site: Site) -> None:
-    site.run("head -c 1M /dev/urandom >/shared/data")
+def test_where_no_node_may_leave_the_stage_fails_and_says_so(site: Site) -> None:
+    site.run("echo data >/shared/data")
     site.run("echo mine >/nvme/data", on="n3")
-    show = "bash -c 'echo $(hostname) $STAGE_FAILED_NODES' | sort; echo code ${PIPESTATUS[0]}"
-    steps = [
-        *(f"srun {nodes} {show}" for nodes in ("-N4", "-N4", "-N3 -x n3", "-N1 -w n3")),
-        "touch /shared/tried; until test -e /shared/mended; do sleep 0.1; done",
-        f"srun -N4 {show}",
-    ]
-    option = ["--stage=/shared/data:/nvme/data", "--stage-tolerate=1"]
-    shell = site.popen(["salloc", "-N4", *option, "bash", "-c", "\n".join(steps)])
-    wait_until(site.shared("tried").exists)
-    site.run("rm /nvme/data", on="n3")
-    site.run("touch /shared/mended")
-    said, told = shell.communicate(timeout=60)
-    others = "n1 n3\nn2 n3\nn4 n3\n"
-    alone = "n1\nn2\nn4\ncode 0\n"
-    assert said == (f"{others}code 6\n{others}code 6\n{alone}code 6\nn1\nn2\nn3\nn4\ncode 0\n")
-    own = (
-        "/nvme/data is a plain file that was not staged; it is kept: move it, "
-        "delete it, choose another destination, or add the option replace"
+    scheduler = next(line for line in CONF.splitlines() if line.startswith("SchedulerParameters="))
+    site.reconfigure(f"{scheduler},disable_job_shrink\n")
+    try:
+        wish = ["--stage=/shared/data:/nvme/data", "--stage-tolerate=1"]
+        job = site.sbatch("echo started", "-N4", *wish)
+        assert job.wait().exit_code == "6:0"
+    finally:
+        site.reconfigure()
+    first, second, third = job.output().splitlines(keepends=True)
+    assert first.startswith("stage: n3: /nvme/data is a plain file that was not staged;")
+    assert second == (
+        "stage: Slurm does not let n3 leave the job: Requested operation not supported on this "
+        f"system for job {job.id}; submit again with --exclude=n3\n"
     )
-    without = f"stage: went on without n3 (1 of 4 nodes): {own}"
-    lines = [line for line in told.splitlines() if line.startswith("stage:")]
-    assert [re.sub(r"in .* node\)|\d+\.\d s", "T", line) for line in lines] == [
-        without,
-        "stage: /nvme/data: 1.0 MiB from /shared/data to n[1-2,4] (3 nodes) T",
-        without,
-        *["stage: /nvme/data: current on n[1-2,4] (3 nodes), nothing moved (1.0 MiB, T)"] * 2,
-        f"stage: n3: {own}",
-        "stage: the stage was started on n3, so it cannot go on without that node",
-        NOT_STARTED.format(6).strip(),
-        "stage: /nvme/data: 1.0 MiB from the copy on n1 to n3 T; current on n[1-2,4] (3 nodes)",
-    ]
+    assert third == NOT_STARTED.format(6)
 
 
-@pytest.mark.parametrize(
-    ("options", "env", "code", "said"),
-    [
-        (
-            ["--stage-tolerate=some"], {}, 2,
-            ("--stage-tolerate=some: write a number of nodes, or a share of the job's nodes such "
-            "as 10%"),
-        ),
-        (
-            [], {"SBATCH_STAGE_TOLERATE": "1/2"}, 2,
-            ("--stage-tolerate=1/2: write a number of nodes, or a share of the job's nodes such "
-            "as 10%"),
-        ),
-    ],
-)  # fmt: skip
-def test_a_number_that_cannot_be_is_refused_at_once(
-    site: Site, options: list[str], env: dict[str, str], code: int, said: str
-) -> None:
+@pytest.mark.usefixtures("_task_prolog")
+def test_with_task_prolog_the_sites_default_counts(site: Site) -> None:
+    site.run("echo data >/shared/data")
+    site.run("echo mine >/nvme/data", on="n3")
+    with site.policy(f"{POLICY}[launch]\ntolerate = 1\n"):
+        job = site.sbatch(f"#!/bin/bash\n#STAGE /shared/data:/nvme/data\n{SCRIPT}", "-N4")
+        assert job.wait().exit_code == "0:0", job.output()
+    assert job.output().startswith("stage: went on without n3 (1 of 4 nodes): /nvme/data is a ")
+    assert job.output().endswith(f"\n{LEFT}n1 5\nn2 5\nn4 5\n")
+
+
+@pytest.mark.parametrize("program", ["srun", repeated("salloc")])
+def test_only_a_script_finds_a_job_of_fewer_nodes(site: Site, program: str) -> None:
     with pytest.raises(CommandFailed) as refused:
-        site.run(["sbatch", *options, "--wrap", "true"], env=env)
-    assert (refused.value.code, refused.value.stderr) == (code, f"stage: {said}\n")
+        site.run([program, "--stage=/shared/data:/nvme/data", "--stage-tolerate=1", "true"])
+    assert refused.value.stderr.startswith(f"{program}: unrecognized option '--stage-tolerate=1'\n")
+
+
+def test_a_number_that_cannot_be_is_refused_at_once(site: Site) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        site.run(["sbatch", "--stage-tolerate=some", "--wrap", "true"])
+    said = "write a number of nodes, or a share of the job's nodes such as 10%"
+    assert refused.value.code == 2
+    assert refused.value.stderr == f"stage: --stage-tolerate=some: {said}\n"
     assert site.run(["squeue", "-h"]).stdout == ""

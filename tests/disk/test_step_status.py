@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.disk.step_status import StepStatus, wait_for_code
+from stager.disk.step_status import StepStatus, leave_variables, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -209,24 +209,8 @@ def test_without_a_rank_the_wait_ends(status_folder: Path, left: str | None) -> 
         assert wait_for_code(os.getuid(), ["17.0"], "4", patience) is None
 
 
-def test_tasks_find_which_nodes_have_the_files_and_which_have_not(status_folder: Path) -> None:
-    status = StepStatus(os.getuid())
-    for step, staged, failed in (("4", ["n1", "n2"], ["n3"]), ("5", ["n1"], ["n3", "n2"])):
-        status.hold("17.0", step)
-        status.name_nodes(staged, failed)
-        status.write(0, "/a:/b")
-        status.close()
-    assert (status_folder / "17.0.nodes").read_text() == "n1\n"
-    assert (status_folder / "17.0.failed").read_text() == "n3\nn2\n"
-    left = sorted(path.name for path in status_folder.iterdir())
-    assert left == ["17.0.4", "17.0.5", "17.0.failed", "17.0.nodes"]
-
-
-def test_tasks_find_no_code_while_the_stage_may_go_on(status_folder: Path) -> None:
-    status = StepStatus(os.getuid())
-    status.hold("17.0", "4")
-    status.write(0, "/a:/b")
-    status.withdraw()
-    status.close()
-    assert (status_folder / "17.0.4").read_bytes() == b"\n"
-    assert wait_for_code(os.getuid(), ["17.0"], "4", 0) is None
+def test_the_plugin_finds_the_variables_of_the_script(status_folder: Path) -> None:
+    leave_variables(os.getuid(), "17.0", {"SLURM_NNODES": "3", "STAGE_FAILED_NODES": "n[3,5]"})
+    [left] = status_folder.iterdir()
+    assert left.name == "17.0.environment"
+    assert left.read_text() == "SLURM_NNODES=3\nSTAGE_FAILED_NODES=n[3,5]\n"

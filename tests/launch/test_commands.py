@@ -8,7 +8,7 @@ import pytest
 
 from stager.base.errors import LaunchError
 from stager.launch import commands
-from stager.launch.commands import answer, find_srun, search_path
+from stager.launch.commands import answer, complaint, find_srun, search_path
 from tests.support.users import as_ordinary_user
 
 if TYPE_CHECKING:
@@ -40,6 +40,17 @@ def test_the_commands_are_those_beside_the_srun_that_is_named(slurm: Path) -> No
     assert answer(["squeue"], srun, 5) == "system\n"
     assert answer(["sinfo"], "srun", 5) == "system\n"
     assert answer(["scancel"], srun, 5) == ""
+
+
+def test_why_a_command_fails(slurm: Path) -> None:
+    program(slurm / "system/scontrol", "good")
+    (slurm / "system/scancel").write_text("#!/bin/sh\necho no $WORD >&2; exit ${CODE-1}\n")
+    (slurm / "system/scancel").chmod(0o755)
+    variables = {"WORD": "right"}
+    assert complaint(["scontrol"], "srun", 5, {}) == ""
+    assert complaint(["scancel"], "srun", 5, variables) == "no right"
+    assert complaint(["scancel"], "srun", 5, {"CODE": "0"}) == ""
+    assert complaint(["sinfo"], "srun", 5, {}) == "sinfo: No such file or directory"
 
 
 def test_a_bare_name_is_looked_for_in_the_systems_folders(slurm: Path) -> None:

@@ -37,7 +37,7 @@ REQUEST_JSON = (
     '"job": 17, "status_file": "", "step": "", '
     '"needs_plugin": false, "shared_owner": 0, '
     '"dry_run": false, "bench": 0, '
-    '"silence": 0.0, "failed_nodes": null, "log_user": "", "hello": false, '
+    '"silence": 0.0, "failed_nodes": [], "log_user": "", "hello": false, '
     '"local_root": "", '
     '"key": "' + "0f" * 32 + '"}'
 )

@@ -400,6 +400,16 @@ def test_a_rank_that_fails_by_itself_is_blamed(launcher: Launcher) -> None:
     assert blamed(launcher, said, CRASHED=crashed) == [("n2", "MemoryError: ")]
 
 
+def test_a_node_that_slurm_finds_failed_is_blamed_before_what_ranks_say(
+    launcher: Launcher,
+) -> None:
+    lines = {
+        "CRASHED": event("crashed", node="n1", error="lost", by=""),
+        "LINE": "srun: error: Node failure on n2",
+    }
+    assert blamed(launcher, say("STARTED", *lines), 10, **lines) == [("n2", LOST_RANK)]
+
+
 def test_a_rank_that_fails_because_of_what_it_received_is_not_blamed(launcher: Launcher) -> None:
     crashed = event("crashed", node="n2", error="MPI received what no rank sent", by="n2")
     assert blamed(launcher, say("STARTED", "CRASHED"), CRASHED=crashed) == []

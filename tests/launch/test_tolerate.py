@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.base.errors import NO_PLUGIN, Failure, LaunchError
+from stager.base.errors import Failure, LaunchError
 from stager.base.outcome import Evicted, Outcome
 from stager.launch.run import EndedError
-from stager.launch.tolerate import Crew, refusal, stage_tolerantly
+from stager.launch.tolerate import Crew, refusal, stage_tolerantly, variables_without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CREW = Crew(("n1", "n2", "n3", "n4"), "n1", most=1, asked="--stage-tolerate=1")
 DONE = Outcome([], [], 2.0, phases={"launch": 0.5, "survey": 1.5})
-UNGUARDED = "tasks on a node without the plugin cannot be kept from starting"
 TOO_MANY = "2 of 4 nodes have failed, and only 1 may (--stage-tolerate=1)"
-BATCH_HOST = "the stage was started on n1, so it cannot go on without that node"
+BATCH_HOST = "the job's script is to run on n1, which therefore cannot leave the job"
 
 
 def full(node: str) -> Failure:
@@ -101,7 +100,6 @@ def test_a_stage_goes_on_without_nodes_that_may_fail(most: int, names: set[str])
         ([Failure(7, "a digest differed", "n3")], ""),
         ([dead("elsewhere")], ""),
         ([dead("")], ""),
-        ([Failure(8, NO_PLUGIN, "n3")], UNGUARDED),
         ([], ""),
     ],
 )  # fmt: skip
@@ -210,19 +208,44 @@ def test_nodes_that_are_away_are_left_out_before_the_start() -> None:
     assert starts.nodes == [["n1", "n2", "n3"]]
 
 
-def test_nodes_that_an_earlier_stage_left_out_stay_out_and_count() -> None:
-    crew = replace(CREW, before=("n3", "n9"))
-    before = Failure(8, "an earlier stage of this job failed there", "n3")
-    starts = Starts(DONE)
-    assert stage_tolerantly(crew, starts).failed_nodes == [before]
-    assert starts.nodes == [["n1", "n2", "n4"]]
-    outcome = stage_tolerantly(crew, Starts(failed(full("n4"))))
-    assert outcome.failures == [full("n4"), before, Failure(5, TOO_MANY, "")]
-
-
 @pytest.mark.parametrize("second", [DONE, failed(full("n3"))], ids=["goes on", "fails"])
 def test_what_earlier_attempts_evicted_is_told(second: Outcome) -> None:
     gone = [Evicted("n2", "/nvme/a", 1), Evicted("n3", "/nvme/b", 1)]
     first = replace(failed(full("n2")), evicted=gone[:1])
     starts = Starts(first, replace(second, evicted=gone[1:]))
     assert stage_tolerantly(CREW, starts).evicted == gone
+
+
+LISTED = "n[1-4]"
+JOB = {
+    "SLURM_NODELIST": LISTED, "SLURM_JOB_NODELIST": LISTED, "SLURM_NNODES": "4",
+    "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_CPUS_PER_NODE": "5,1(x3)",
+    "SLURM_TASKS_PER_NODE": "5,1(x3)", "SLURM_CPUS_ON_NODE": "5", "HOME": "/home/alice",
+}  # fmt: skip
+
+
+def test_the_variables_of_a_job_that_two_nodes_have_left() -> None:
+    assert variables_without(JOB, CREW.nodes, ["n3", "n2"]) == {
+        "SLURM_NODELIST": "n[1,4]", "SLURM_JOB_NODELIST": "n[1,4]", "SLURM_NNODES": "2",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "5,1",
+        "SLURM_TASKS_PER_NODE": "5,1", "STAGE_FAILED_NODES": "n[2-3]",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gone", "left", "tasks"),
+    [
+        ("5,1(x3)", ["n3"], "5,1(x2)", "7"),
+        ("2(x4)", ["n2", "n4"], "2(x2)", "4"),
+        ("4,3,2,1", ["n4"], "4,3,2", "9"),
+        ("2,1,2(x2)", ["n2"], "2(x3)", "6"),
+    ],
+)
+def test_tasks_stay_where_they_were_to_be(
+    numbers: str, gone: list[str], left: str, tasks: str
+) -> None:
+    asked = {"SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_TASKS_PER_NODE": numbers}
+    assert variables_without(asked, CREW.nodes, gone) == {
+        "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks, "SLURM_TASKS_PER_NODE": left,
+        "STAGE_FAILED_NODES": ",".join(gone) if len(gone) == 1 else "n[2,4]",
+    }  # fmt: skip

@@ -574,18 +574,12 @@ def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_fold
     ]
 
 
-@pytest.mark.parametrize("may_go_on", [False, True])
-def test_those_who_run_the_same_line_are_told_how_it_ended_on_their_node(
-    world: FileWorld, may_go_on: bool
-) -> None:
-    """Where the stage may go on without the node that fails, the others wait for its next start."""
+def test_those_who_run_the_same_line_are_told_how_it_ended(world: FileWorld) -> None:
     world.on_last(lambda: world.copy.write_text("the user's own"))
-    failed_nodes = () if may_go_on else None
-    world.request = replace(world.request, line="a", failed_nodes=failed_nodes)
+    world.request = replace(world.request, line="a")
     with line_status(world.context) as tell_line:
         outcome = world.run()
         tell_line(outcome)
     assert outcome.code == 6
     code = wait_for_line("a", world.node.path("/nvme"), os.getuid(), "1", 0.1)
-    is_last = world.comm.rank == world.comm.size - 1
-    assert code == (6 if is_last or not may_go_on else None)
+    assert code == 6

@@ -91,7 +91,7 @@ REQUESTS = st.builds(
     shared_owner=st.integers(0, 1 << 32),
     dry_run=st.booleans(),
     silence=st.floats(0, 1e6),
-    failed_nodes=st.none() | st.lists(TEXTS).map(tuple),
+    failed_nodes=st.lists(TEXTS).map(tuple),
     log_user=TEXTS,
     hosts=st.lists(st.text()).map(tuple),
     local_root=st.just("") | PATHS,
@@ -137,7 +137,7 @@ def test_the_json_of_a_request() -> None:
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
         '"job": 7, "status_file": "", "step": "", '
         '"needs_plugin": false, "shared_owner": 0, '
-        '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": null, "log_user": "", '
+        '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": [], "log_user": "", '
         '"hello": false, '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
