@@ -418,7 +418,7 @@ class _Run:
             self._note_evicted(one.destination, one.size, gone=gone)
         else:
             why = _FORGOTTEN if is_done else why
-            self.result.stay.append(Stays(one.destination, why))
+            self.result.stay.append(Stays(one.destination, str(why)))
 
     def _remove(self, cache: Cache, record: Record, job: int = 0) -> bool:
         """Remove a copy, unless this is a dry run.

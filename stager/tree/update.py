@@ -77,7 +77,9 @@ def _state(
         is_staged = stat.S_ISREG(mode) and row >= 0 and table.has_stat(row, there)
     if not is_staged:
         return State.CHANGED
-    return State.SAME if stat.S_IMODE(mode) == table.modes[row] else State.MODE
+    # The permissions of a hard link are those of its file.
+    is_same = kind == Kind.HARD_LINK or stat.S_IMODE(mode) == table.modes[row]
+    return State.SAME if is_same else State.MODE
 
 
 def in_the_way(destination: str, names: list[str]) -> DestinationError:
