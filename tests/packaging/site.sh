@@ -65,7 +65,7 @@ as_bob() {
 files() {
 	find / /run /nvme -xdev \( -path /var/cache -o -path /var/log -o -path /var/spool -o -path /var/lib/apt \
 		-o -path /var/lib/dpkg -o -path /var/lib/rpm -o -path /var/lib/dnf -o -path /home -o -path /proc \) \
-		-prune -o -printf '%p %y %m %u %l\n' | sort
+		-prune -o -printf '%p %y %m %u %l\n' | sort -u
 	find /etc -type f ! -name ld.so.cache -exec md5sum {} + | sort
 }
 
