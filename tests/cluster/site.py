@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests.cluster.cluster import (
     ACCOUNTS,
+    LOGIN,
     SITE_ACCOUNT,
     SITE_BIN,
     Cluster,
@@ -30,7 +31,7 @@ from tests.cluster.processes import is_gate, is_helper, is_rank, is_srun, proces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.cluster.cluster import Job
+    from tests.cluster.cluster import Job, NvmeKind
 
 REPOSITORY = Path(__file__).parents[2]
 #: The copy of the repository as the machines of the cluster see it.
@@ -127,6 +128,19 @@ class Site(Cluster):
             yield
         finally:
             self.write_policy(POLICY)
+
+    @contextmanager
+    def nvme(self, node: str, kind: NvmeKind, size: str | None = None) -> Iterator[None]:
+        """Give one node another disk, which is so small that users may fill it, unless the site has
+        another stage.toml.
+        """
+        usual = self.path(LOGIN, "/etc/slurm/stage.toml").read_text() == POLICY
+        with super().nvme(node, kind, size):
+            if not usual:
+                yield
+                return
+            with self.policy(f"{POLICY}[cache]\nkeep_free = 0\nuser_limit = 0\n"):
+                yield
 
     @contextmanager
     def without_plugin(self, scripts: str = f"{PREFIX}/libexec") -> Iterator[None]:
