@@ -1,4 +1,4 @@
-"""Deliver one item: take the steps of its Cargo on all ranks together.
+"""Deliver items: take the steps of their Cargos on all ranks together.
 
 Open, broadcast, compare digests, seal, verify, announce, publish. Nothing gets its final name
 before every receiver has every byte on its disk.
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import resource
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.digest import Digest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import total
 from stager.base.phases import Phase
+from stager.base.progress import about
 from stager.base.slow import Pace
 from stager.rank.agree import FAILURE, RefusedError, StaleError, together
 from stager.rank.cargo import OPENED, PUBLISHED
 from stager.rank.plan import joint_digest
 from stager.rank.report import Delivered
-from stager.wire.codec import NUMBER, REAL, TEXT, optional, record_of
+from stager.wire.codec import NUMBER, REAL, TEXT, list_of, optional, record_of
 from stager.wire.keyed import KeyedDigest
 from stager.wire.transfer import Transferred, broadcast
 
@@ -35,11 +37,14 @@ if TYPE_CHECKING:
     from stager.base.outcome import Counts
     from stager.base.phases import Stopwatch
     from stager.rank.agree import Context
-    from stager.rank.cargo import Cargo
+    from stager.rank.cargo import Cargo, Published
     from stager.rank.plan import TransferPlan
     from stager.rank.task import Task
+    from stager.wire.codec import Codec
     from stager.wire.layout import Layout
     from stager.wire.ring import Digester
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +87,91 @@ _VERDICT = record_of(
 
 def deliver(
     context: Context,
-    cargo: Cargo,
+    cargos: Sequence[Cargo],
     watch: Stopwatch,
-    on_progress: Callable[[int, int, int], None],
-) -> Delivered:
-    """Bring one item to the receivers of its plan, of which there is at least one. Collective.
+    on_progress: Sequence[Callable[[int, int, int], None]],
+) -> list[Delivered]:
+    """Bring items to the receivers of their plans, of which each has at least one. Collective.
 
-    The first sender calls ``on_progress`` with the bytes sent so far and all bytes to send, holes
-    not counted, and the files of a folder that are sent. Raise RefusedError if a step fails on any
-    rank; StaleError if the source changed or a sender's copy is damaged.
+    Each step is taken for all of them before the next one, so that many small files cost no more
+    exchanges than one. The first sender calls the item's ``on_progress`` with the bytes sent so far
+    and all bytes to send, holes not counted, and the files of a folder that are sent. Raise
+    RefusedError if a step fails on any rank, and publish none; StaleError if the source changed or
+    a sender's copy is damaged.
     """
-    task = cargo.task
     watch.enter(Phase.OPEN)
-    with closing(cargo):
-        layout = _open(context, cargo)
+    with ExitStack() as stack:
+        for cargo in cargos:
+            stack.enter_context(closing(cargo))
+        layouts = _open(context, cargos)
         watch.enter(Phase.BROADCAST)
-        result = _broadcast(context, cargo, layout, on_progress)
-        delivered = _judge_together(context, cargo, result, watch)
-        if cargo.file_digests is not None:
-            sent = context.channel.bcast_bytes(bytes(cargo.file_digests), task.plan.senders[0])
-            memoryview(cargo.file_digests)[:] = sent
-        sealing = together(context, partial(_timed, cargo.seal), REAL)
-        paces = tuple(map(_with_seal, delivered.paces, sealing))
-        if task.item.options.verify is Verify.READBACK:
+        results = [
+            _broadcast(context, cargo, layout, tell)
+            for cargo, layout, tell in zip(cargos, layouts, on_progress, strict=True)
+        ]
+        delivered = _judge_together(context, cargos, results, watch)
+        for cargo in cargos:
+            if cargo.file_digests is not None:
+                first = cargo.task.plan.senders[0]
+                sent = context.channel.bcast_bytes(bytes(cargo.file_digests), first)
+                memoryview(cargo.file_digests)[:] = sent
+        each = [(cargo, one.digest) for cargo, one in zip(cargos, delivered, strict=True)]
+        sealing = _answers(context, cargos, [partial(_timed, cargo.seal) for cargo in cargos], REAL)
+        read_back = [one.task.item.options.verify is Verify.READBACK for one in cargos]
+        if any(read_back):
             watch.enter(Phase.VERIFY)
-            together(context, partial(cargo.verify, delivered.digest))
+            chosen = list(compress(each, read_back))
+            verifying = [partial(cargo.verify, digest) for cargo, digest in chosen]
+            _all(context, [cargo for cargo, _ in chosen], verifying)
         watch.enter(Phase.PUBLISH)
-        together(context, partial(cargo.announce, delivered.digest))
-        published = together(context, partial(cargo.publish, delivered.digest), PUBLISHED)
-        tree = _counts(task.plan, [one.tree for one in published if one.tree])
-        first = published[task.plan.receivers[0]]
-        digests = (one.digest for one in published)
-        digest = joint_digest(digests) if task.plan.apart else first.digest
-        return replace(delivered, digest=digest, tree=tree, note=first.note, paces=paces)
+        _all(context, cargos, [partial(cargo.announce, digest) for cargo, digest in each])
+        publishing = [partial(cargo.publish, digest) for cargo, digest in each]
+        published = _answers(context, cargos, publishing, PUBLISHED)
+        return list(map(_completed, cargos, delivered, sealing, published))
+
+
+def _all(context: Context, cargos: Sequence[Cargo], steps: Sequence[Callable[[], None]]) -> None:
+    """Take one step for each item on all ranks together. Collective."""
+
+    def take() -> None:
+        for cargo, step in zip(cargos, steps, strict=True):
+            about(cargo.task.item.destination)
+            step()
+
+    together(context, take)
+
+
+def _answers(
+    context: Context, cargos: Sequence[Cargo], steps: Sequence[Callable[[], T]], answer: Codec[T]
+) -> list[list[T]]:
+    """Do the same; return of each item the answers of all ranks, in rank order. Collective."""
+
+    def take() -> list[T]:
+        found: list[T] = []
+        for cargo, step in zip(cargos, steps, strict=True):
+            about(cargo.task.item.destination)
+            found.append(step())
+        return found
+
+    return [
+        list(of_item) for of_item in zip(*together(context, take, list_of(answer)), strict=True)
+    ]
+
+
+def _completed(
+    cargo: Cargo, delivered: Delivered, sealing: Sequence[float], published: Sequence[Published]
+) -> Delivered:
+    """Return what is told of an item, with how it was sealed and published on each rank."""
+    plan = cargo.task.plan
+    first = published[plan.receivers[0]]
+    joint = joint_digest(one.digest for one in published) if plan.apart else first.digest
+    return replace(
+        delivered,
+        digest=joint,
+        tree=_counts(plan, [one.tree for one in published if one.tree]),
+        note=first.note,
+        paces=tuple(map(_with_seal, delivered.paces, sealing)),
+    )
 
 
 def _timed(step: Callable[[], None]) -> float:
@@ -137,15 +194,17 @@ def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
     return max(trees, key=lambda one: one.deleted) if trees else None
 
 
-def _open(context: Context, cargo: Cargo) -> Layout:
-    """Open and allocate on all ranks; return what is sent. Collective."""
-    opened = together(context, cargo.open, OPENED)
-    for one in opened:
-        if one.stale:
-            raise StaleError(one.stale, damaged=not cargo.task.plan.from_source)
-    layout = cargo.layout(opened)
-    together(context, lambda: cargo.allocate(layout))
-    return layout
+def _open(context: Context, cargos: Sequence[Cargo]) -> list[Layout]:
+    """Open and allocate on all ranks; return what is sent of each item. Collective."""
+    opened = _answers(context, cargos, [cargo.open for cargo in cargos], OPENED)
+    for cargo, of_item in zip(cargos, opened, strict=True):
+        for one in of_item:
+            if one.stale:
+                raise StaleError(one.stale, damaged=not cargo.task.plan.from_source)
+    layouts = [cargo.layout(of_item) for cargo, of_item in zip(cargos, opened, strict=True)]
+    pairs = zip(cargos, layouts, strict=True)
+    _all(context, cargos, [partial(cargo.allocate, layout) for cargo, layout in pairs])
+    return layouts
 
 
 def _broadcast(
@@ -216,29 +275,36 @@ def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm 
 
 
 def _judge_together(
-    context: Context, cargo: Cargo, result: Transferred, watch: Stopwatch
-) -> Delivered:
+    context: Context, cargos: Sequence[Cargo], results: Sequence[Transferred], watch: Stopwatch
+) -> list[Delivered]:
     """Find out whether all members have the bytes that were to be sent. Collective.
 
-    Raise StaleError if the source or a sender's copy is not what was surveyed, else RefusedError
-    if the transfer failed: of a source that changed, a receiver may get what it cannot unpack.
+    Raise StaleError if a source or a sender's copy is not what was surveyed, else RefusedError if
+    a transfer failed: of a source that changed, a receiver may get what it cannot unpack.
     """
-    plan = cargo.task.plan
-    verdicts = together(context, lambda: _judge(cargo, result), _VERDICT)
-    reading = max(verdict.reading for verdict in verdicts)
-    writing = max(verdict.writing for verdict in verdicts)
+    judging = [partial(_judge, *one) for one in zip(cargos, results, strict=True)]
+    verdicts = _answers(context, cargos, judging, _VERDICT)
+    reading = sum(max(one.reading for one in of_item) for of_item in verdicts)
+    writing = sum(max(one.writing for one in of_item) for of_item in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
-    for verdict in verdicts:
-        if verdict.stale:
-            raise StaleError(verdict.stale, damaged=not plan.from_source)
-    if failures := [verdict.failure for verdict in verdicts if verdict.failure]:
+    every = list(zip(cargos, verdicts, strict=True))
+    for cargo, of_item in every:
+        for verdict in of_item:
+            if verdict.stale:
+                raise StaleError(verdict.stale, damaged=not cargo.task.plan.from_source)
+    if failures := [one.failure for of_item in verdicts for one in of_item if one.failure]:
         raise RefusedError(failures)
+    return [_delivered(cargo.task, of_item) for cargo, of_item in every]
+
+
+def _delivered(task: Task, verdicts: Sequence[_Verdict]) -> Delivered:
+    """Return what is told of an item by the verdicts of all ranks. Raise RefusedError."""
     readers = tuple(rank for rank, verdict in enumerate(verdicts) if verdict.bytes_read)
     read = sum(verdict.bytes_read for verdict in verdicts)
     return Delivered(
-        digest=_agreed_digest(cargo.task, verdicts),
-        readers=readers or plan.senders[:1],
-        source_bytes_read=read if plan.from_source else 0,
+        digest=_agreed_digest(task, verdicts),
+        readers=readers or task.plan.senders[:1],
+        source_bytes_read=read if task.plan.from_source else 0,
         peak_memory=max(verdict.peak_memory for verdict in verdicts),
         retries=sum(verdict.retries for verdict in verdicts),
         paces=tuple(

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 #: Attempts in which the source changed while it was read, after which the stage fails.
 _ATTEMPTS = 3
+#: Bytes of a file that is staged together with others, and how many are: each has two open files.
+_SMALL, _BATCH = 1 << 20, 64
 #: Seconds to wait, in turn, for the clean-up after a job that used what is to be replaced.
 _CLEAN_UP = (0.2, 0.8, 2.0)
 
@@ -109,12 +111,12 @@ class PlannedItem:
 
 
 class StageRun:
-    """Stages the items of the context's request one after the other.
+    """Stages the items of the context's request, large ones one after the other.
 
     No node gets an item before all its receivers have every byte of it. If an item fails, those
-    before it stay. `evictions` counts the copies that are removed here to make room, `to_evict` has
-    those that a dry run would remove on all nodes, and `paces` grows with each item that is staged:
-    also if the stage fails then.
+    before it stay, but for small files, which are staged together. `evictions` counts the copies
+    that are removed here to make room, `to_evict` has those that a dry run would remove on all
+    nodes, and `paces` grows with each item that is staged: also if the stage fails then.
     """
 
     def __init__(self, context: Context, watch: Stopwatch) -> None:
@@ -172,14 +174,16 @@ class StageRun:
             self._make_room(planned, held)
             self._forget_gone(planned, held)
             reports: list[ItemReport] = []
-            for one in planned:
-                delivered = self._deliver(one)
-                self._add_paces(delivered.paces)
-                seconds, begun = time.monotonic() - begun, time.monotonic()
-                report = item_report(one.task, one.surveys, delivered, seconds)
-                if report.received:
-                    self._earlier[one.task.item] = report
-                reports.append(self._earlier.get(one.task.item, report))
+            for batch in _batches(planned):
+                delivered = self._deliver(batch)
+                seconds = (time.monotonic() - begun) / len(batch)
+                begun = time.monotonic()
+                for one, found in zip(batch, delivered, strict=True):
+                    self._add_paces(found.paces)
+                    report = item_report(one.task, one.surveys, found, seconds)
+                    if report.received:
+                        self._earlier[one.task.item] = report
+                    reports.append(self._earlier.get(one.task.item, report))
             return reports
 
     def _add_paces(self, paces: Sequence[Pace]) -> None:
@@ -207,19 +211,20 @@ class StageRun:
         items = request.items
         open_or_plan = plan_cache if request.dry_run else open_cache
         sources = look_at_sources(context, items, self._listings)
-        self._caches = tuple(
-            open_or_plan(
-                node.path(item.root),
-                request.shared_owner if item.shared else node.uid,
-                shared=item.shared,
-                by_user=bool(request.hosts),
-                of_root=RootFacts(
-                    item.root in request.space.private, request.space.hints.get(item.root, "")
-                ),
-                disk=node.disk,
-            )
-            for item in items
-        )
+        by_root: dict[str, Cache] = {}
+        for item in items:
+            if item.root not in by_root:
+                by_root[item.root] = open_or_plan(
+                    node.path(item.root),
+                    request.shared_owner if item.shared else node.uid,
+                    shared=item.shared,
+                    by_user=bool(request.hosts),
+                    of_root=RootFacts(
+                        item.root in request.space.private, request.space.hints.get(item.root, "")
+                    ),
+                    disk=node.disk,
+                )
+        self._caches = tuple(by_root[item.root] for item in items)
         if self._rank:  # while rank 0 lists the sources, the others look at their copies
             self._standings.update(self._look_at_copies(items, self._caches))
         return sources
@@ -536,20 +541,42 @@ class StageRun:
         self.evictions += 1
         tell("evicted", node=one.node, destination=one.destination, size=one.size)
 
-    def _deliver(self, one: PlannedItem) -> Delivered:
-        """Bring one item to its receivers, and note its use where it is current. Collective."""
-        task = one.task
-        about(task.item.destination)
-        if self._context.request.dry_run:
-            return _nothing_sent(task)
-        if self._rank in task.plan.current:
-            task.note_use()
-        if not one.cargo:
-            return _nothing_sent(task)
+    def _deliver(self, batch: Sequence[PlannedItem]) -> list[Delivered]:
+        """Bring items to their receivers, and note the use of current ones. Collective."""
+        for one in batch:
+            if self._rank in one.task.plan.current and not self._context.request.dry_run:
+                about(one.task.item.destination)
+                one.task.note_use()
+        cargos = [one.cargo for one in batch if one.cargo]
+        if not cargos or self._context.request.dry_run:
+            return [_nothing_sent(one.task) for one in batch]
         from stager.rank.delivery import deliver  # not needed where all copies are current
 
-        progress = Progress(task.item.destination)
-        return deliver(self._context, one.cargo, self._watch, progress.tell)
+        tell = [Progress(cargo.task.item.destination).tell for cargo in cargos]
+        sent = iter(deliver(self._context, cargos, self._watch, tell))
+        return [next(sent) if one.cargo else _nothing_sent(one.task) for one in batch]
+
+
+def _batches(planned: Sequence[PlannedItem]) -> Iterator[list[PlannedItem]]:
+    """Yield the items in order, small files together: an exchange takes longer than one of them."""
+    batch: list[PlannedItem] = []
+    for one in planned:
+        is_small = not one.cargo or _is_small(one.task)
+        if batch and not (is_small and len(batch) < _BATCH):
+            yield batch
+            batch = []
+        batch.append(one)
+        if not is_small:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _is_small(task: Task) -> bool:
+    options, source = task.item.options, task.source
+    is_plain = not (source.is_tree or options.extract or options.decompress)
+    return is_plain and not is_image(task.item.source) and task.plan.size <= _SMALL
 
 
 def _why_replaced(survey: Survey) -> str:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 OTHER = "/opt/other"
 PREFIXES = {"this": PREFIX, "other": OTHER}
 FILE, SMALL, FOLDER = "/shared/compare.file", "/shared/compare.small", "/shared/compare.folder"
+#: A folder of files of three bytes, each of which gets a directive, and their number.
+MANY, DIRECTIVES = "/shared/compare.many", 300
 #: Bytes of the smallest and of the largest file in the folder.
 SMALLEST, LARGEST = 100, 40_000
 
@@ -65,6 +67,15 @@ def cases(nodes: int) -> Iterator[tuple[str, str, str]]:
     yield "a folder", FOLDER, f"{each} rm -rf /nvme/{{}}"
     yield "a folder, nothing changed", FOLDER, "true"
     yield "a folder, one file changed", FOLDER, f"date +%N >{FOLDER}/part-0000/000000"
+    yield f"{DIRECTIVES} directives", MANY, f"{each} rm -rf /nvme/{{}}"
+
+
+def values(source: str, version: str) -> str:
+    """Return what is staged, in the language of the shell."""
+    destination = f"/nvme/{version}.{Path(source).name}"
+    if source != MANY:
+        return f"{source}:{destination}"
+    return f"$(for i in $(seq 100 {99 + DIRECTIVES}); do echo {source}/$i:{destination}/$i; done)"
 
 
 def commands(nodes: int, versions: Sequence[str], chosen: str) -> dict[str, dict[str, str]]:
@@ -72,7 +83,7 @@ def commands(nodes: int, versions: Sequence[str], chosen: str) -> dict[str, dict
     return {
         f"{case}|{version}": {
             "before": before.format(f"{version}.{Path(source).name}"),
-            "run": f"{prefix}/bin/stagectl stage {source}:/nvme/{version}.{Path(source).name}",
+            "run": f"{prefix}/bin/stagectl stage {values(source, version)}",
         }
         for case, source, before in cases(nodes)
         if chosen in ("", case)
@@ -117,6 +128,9 @@ def main() -> int:
         site.run(["chown", "-R", "alice:", FOLDER], user="root")
         site.run(f"head -c {options.size} /dev/urandom >{FILE}", timeout=600)
         site.run(f"head -c 1000000 /dev/urandom >{SMALL}")
+        site.run(
+            f"mkdir {MANY}; for i in $(seq 100 {99 + DIRECTIVES}); do printf $i >{MANY}/$i; done"
+        )
         results: list[dict[str, Any]] = []
         # The second of two finds the source in the page cache of the first: each is second once.
         for turn, versions in enumerate((tuple(PREFIXES), tuple(PREFIXES)[::-1])):

@@ -359,6 +359,25 @@ def test_several_items_are_all_done(world: FileWorld) -> None:
     assert (world.copy.parent / "other").read_bytes() == DATA
 
 
+def test_many_small_files_are_staged_together(world: FileWorld) -> None:
+    sources = [world.source.with_name(f"many-{number}") for number in range(70)]
+    for number, source in enumerate(sources):
+        if not world.comm.rank:
+            source.write_bytes(b"%d" % number)
+    world.comm.Barrier()
+    items = tuple(
+        replace(world.items()[0], source=str(source), destination=f"/nvme/many/{number}")
+        for number, source in enumerate(sources)
+    )
+    large = world.items()
+    first = world.run(items=(*items[:3], *large, *items[3:]))
+    assert [one.received for one in first.items] == [world.nodes] * 71
+    assert [one.source_bytes_read for one in first.items[:3]] == [1, 1, 1]
+    folder = world.copy.parent / "many"
+    assert [(folder / str(n)).read_bytes() for n in range(70)] == [b"%d" % n for n in range(70)]
+    assert [one.current for one in world.run(items=items).items] == [world.nodes] * 70
+
+
 def test_an_error_on_one_rank_is_raised_on_all(world: FileWorld) -> None:
     def step() -> int:
         if world.comm.rank == world.comm.size - 1:
