@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Runs on each node, with a Command behind it. -I keeps the user's PYTHON* and site folder out.
 NODE_ARGV = (sys.executable, "-I", "-m", "stager", "node")
 #: Seconds in which a node must begin; and, if it only reads records, answer.
-PATIENCE = 4.0
+PATIENCE = 10.0
 #: How each line of this protocol begins; the number is the protocol's version.
 _MARK = "@stage1"
 #: A piece's number, and the number of pieces; other nodes are not trusted.

@@ -390,7 +390,7 @@ SILENT = [
     Fault(
         "n2", f"rm {PREFIX}/bin/python3; "
         f"printf '#!/bin/sh\nexec sleep 5\n' >{PREFIX}/bin/python3; "
-        f"chmod 755 {PREFIX}/bin/python3", "", ("no answer within 4 s",),
+        f"chmod 755 {PREFIX}/bin/python3", "", ("no answer within 10 s",),
     ),
     Fault(
         "n3", f"rm -r {PREFIX}/bin", "",

@@ -269,7 +269,7 @@ def test_a_jobs_own_folder_is_looked_after_from_elsewhere(site: Site) -> None:
 
         other_job = ["srun", "-N1", "-wn2", STAGECTL, "status", f"--job={job.id}"]
         for shown in (told("status"), told("status", on="n1"), site.run(other_job).stdout):
-            assert re.search(r"^n1 +/tmp/f .* current ", shown, re.MULTILINE)
+            assert re.search(r"^n1 +/tmp/f .* ready ", shown, re.MULTILINE)
             assert shown.endswith(f"/tmp: as seen in job {job.id}\n")
         for command, done in (("verify", "verified"), ("pin", "pinned"), ("unpin", "unpinned")):
             assert told(command, "/tmp/f") == f"stage: /tmp/f: {done} on n1\n"
