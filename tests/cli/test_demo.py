@@ -35,7 +35,7 @@ stage: /nvme/img.sqsh: current on node[1-2] (2 nodes), nothing moved (1.0 MiB, T
 # what the nodes hold
 $ stagectl status --local-root TMP/nodes
 NODE DST SIZE STAGED STATE KEPT SOURCE LAST JOB
-node[1-2] /nvme/img.sqsh 1.0 MiB T ago current - TMP/img.sqsh -
+node[1-2] /nvme/img.sqsh 1.0 MiB T ago ready - TMP/img.sqsh -
 1 file, 2 copies, 2.0 MiB in all
 """
     )
