@@ -19,7 +19,7 @@ from stager.tree.table import Table
 from stager.tree.update import in_the_way
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from stager.base.outcome import Counts
     from stager.disk.record import Record
@@ -92,7 +92,7 @@ def announce_tree(
 
 
 def check_obstacles(
-    task: Task, new: Table, hidden: str, arrived: Container[bytes] | None = None
+    task: Task, new: Table, hidden: str, arrived: Collection[bytes] | None = None
 ) -> None:
     """Raise DestinationError if something of the user's own is in the way of a new version.
 

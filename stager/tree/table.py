@@ -128,6 +128,9 @@ class Table:
 def common(one: Listing, other: Listing) -> Iterator[tuple[int, int]]:
     """Yield the rows of the paths that both listings have, in order. Both are sorted."""
     left, right = one.paths, other.paths
+    if left == right:  # mostly, and this is ten times faster
+        yield from ((row, row) for row in range(len(left)))
+        return
     number = at = 0
     while number < len(left) and at < len(right):
         if left[number] == right[at]:

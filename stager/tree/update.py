@@ -23,7 +23,7 @@ from stager.tree.listing import Kind, text_of
 from stager.tree.table import common
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Collection, Iterator
 
     from stager.tree.table import Table
 
@@ -114,21 +114,22 @@ class Step(NamedTuple):
     row: int
 
 
-def steps(old: Table, new: Table, arrived: Container[bytes]) -> Iterator[Step]:
+def steps(old: Table, new: Table, arrived: Collection[bytes]) -> Iterator[Step]:
     """Yield the steps from one version to another, of which files at some paths ``arrived``. Pure.
 
     A crash between any two of them leaves files that `steps` brings to the new version.
     """
     before, after = old.source, new.source
-    stays = bytearray(len(before))
-    for row, at in common(after, before):
-        # A file or link is replaced by a rename, which a folder cannot be.
-        stays[at] = (after.kinds[row] == Kind.FOLDER) == (before.kinds[at] == Kind.FOLDER)
-    yield from (Step(Do.REMOVE, at) for at in range(len(before) - 1, 0, -1) if not stays[at])
+    if (before.paths, before.kinds) != (after.paths, after.kinds):
+        stays = bytearray(len(before))
+        for row, at in common(after, before):
+            # A file or link is replaced by a rename, which a folder cannot be.
+            stays[at] = (after.kinds[row] == Kind.FOLDER) == (before.kinds[at] == Kind.FOLDER)
+        yield from (Step(Do.REMOVE, at) for at in range(len(before) - 1, 0, -1) if not stays[at])
     folders = list(after.rows(Kind.FOLDER))
     yield from (Step(Do.MAKE, row) for row in folders[1:])
-    for row, path in enumerate(after.paths):
-        if after.kinds[row] in (Kind.FILE, Kind.LINK) and path in arrived:
+    for row in sorted(_row_of(new, path) for path in arrived):
+        if row >= 0 and after.kinds[row] in (Kind.FILE, Kind.LINK):
             yield Step(Do.MOVE, row)
     yield from (Step(Do.LINK, row) for row in after.rows(Kind.HARD_LINK))
     # Only now: a new entry changes its folder's time, and the mode may forbid it.
@@ -157,7 +158,7 @@ class Update:
         self._hidden, self._force = os.fsencode(hidden), force
         self._folders = _Folders(top)
 
-    def obstacles(self, arrived: Container[bytes] | None = None) -> list[str]:
+    def obstacles(self, arrived: Collection[bytes] | None = None) -> list[str]:
         """Return the paths of what is the user's own and in the way, without changing anything.
 
         Files at these paths have ``arrived``, or will; by default, those that are hidden. Raise
