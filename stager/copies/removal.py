@@ -35,7 +35,8 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
             return None
         path = f"{disk}{destination}"
         # The copy goes first: a copy without a record would never be found again.
-        if _is_on_disk(cache.root, path) and not _remove_copy(cache, record, path):
+        is_there = _is_on_disk(cache.root, path) and is_copy(record, path)
+        if is_there and not _remove_copy(cache, record, path):
             cache.drop_update(destination)
             cache.save(_emptied(record))
             return record

@@ -56,8 +56,10 @@ def look(path: str, table: Table) -> bytes:
             states[row] = _state(table, row, there, above + name)
         except (FileNotFoundError, NotADirectoryError):
             states[row] = State.GONE
-        except PermissionError:  # its user closed a folder above it
-            states[row] = State.CHANGED
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.ELOOP):
+                raise
+            states[row] = State.CHANGED  # its user closed a folder above it, or made it a link
     return bytes(states)
 
 
@@ -166,11 +168,13 @@ class Update:
         """
         found: list[str] = []
         arrived = self._arrived() if arrived is None else arrived
-        for step in steps(self._old, self._new, arrived):
-            with suppress(FileNotFoundError, NotADirectoryError), self._place(step) as place:
-                if step.do is not Do.FINISH and (names := self._obstacles(step, place)):
-                    found += names
-        self._folders.close()
+        with ExitStack() as stack:
+            stack.callback(self._folders.close)
+            for step in steps(self._old, self._new, arrived):
+                if step.do is Do.FINISH:
+                    continue
+                with suppress(FileNotFoundError, NotADirectoryError), self._place(step) as place:
+                    found += self._obstacles(step, place)
         return [*dict.fromkeys(found)]
 
     def steps(self) -> Iterator[Step]:
