@@ -69,8 +69,7 @@ class ItemReport:
     retries: int = 0
     #: Nodes on which something of the user's own was replaced, by the option ``replace``.
     changed: list[str] = field(default_factory=list)
-    #: With lifetime=job, nodes whose copy stays: it is kept for later jobs, or is pinned.
-    cached: list[str] = field(default_factory=list)
+    #: With lifetime=job, nodes whose copy stays, as it is pinned.
     pinned: list[str] = field(default_factory=list)
     #: The source of a copy that was replaced, if that was another one.
     replaced: str = ""

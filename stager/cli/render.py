@@ -123,13 +123,11 @@ def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
 
 def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
     """Yield why a copy stays in spite of lifetime=job, if it does."""
-    for nodes, why in (
-        (item.cached, "it was there before, kept for later jobs (stagectl evict removes it)"),
-        (item.pinned, "it is pinned (stagectl unpin lets it go)"),
-    ):
-        if nodes:
-            where = nodes_text(nodes, fold)
-            yield f"{item.destination}: note: it stays on {where} after the job: {why}"
+    if item.pinned:
+        yield (
+            f"{item.destination}: note: it stays on {nodes_text(item.pinned, fold)} after the job: "
+            "it is pinned (stagectl unpin lets it go)"
+        )
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:

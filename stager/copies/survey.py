@@ -87,9 +87,7 @@ class Survey:
     split: str = ""
     #: Whether something of the user's own is there, which ``replace`` lets the stage destroy.
     changed: bool = False
-    #: With lifetime=job: whether the copy stays all the same, as it is kept for later jobs, or
-    #: as it is pinned.
-    cached: bool = False
+    #: With lifetime=job: whether the copy stays all the same, as it is pinned.
     pinned: bool = False
     #: The jobs that use the copy there, which is not current, and for which it must stay.
     jobs: tuple[int, ...] = ()

@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base import linux
@@ -123,10 +122,7 @@ def _unnoticed(cache: Cache) -> list[str]:
 
 
 def _remove(cache: Cache, destinations: Sequence[str]) -> int:
-    """Remove those copies that can be removed. Return their number.
-
-    One that is pinned stays, without lifetime=job.
-    """
+    """Remove those copies that can be removed. Return their number."""
     removed = 0
     if destinations:
         # Without the lock file, as on a read-only disk, nothing can be removed.
@@ -135,10 +131,7 @@ def _remove(cache: Cache, destinations: Sequence[str]) -> int:
             for destination in destinations:
                 with suppress(OSError, StageError):
                     _await_turn(locks, destination, deadline)
-                    is_removed = _remove_one(cache, locks, destination)
-                    removed += is_removed
-                    if not is_removed and _is_pinned(cache, destination):
-                        _keep(cache, locks, destination)
+                    removed += _remove_one(cache, locks, destination)
     return removed
 
 
@@ -149,11 +142,6 @@ def _await_turn(locks: Locks, destination: str, deadline: float) -> None:
     """
     while not locks.take(destination) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-
-
-def _is_pinned(cache: Cache, destination: str) -> bool:
-    record = cache.load(destination)
-    return record is not None and record.pinned
 
 
 def _evict(
@@ -187,23 +175,6 @@ def _free(cache: Cache) -> int:
 def _remove_one(cache: Cache, locks: Locks, destination: str) -> bool:
     """Remove a copy. Return whether it could be. Raise as `removal.remove` does."""
     return removal.remove(cache, locks, "", destination) is not None
-
-
-def _keep(cache: Cache, locks: Locks, destination: str) -> bool:
-    """Let a copy with lifetime=job stay for later jobs. Return whether it is one.
-
-    Raise StageError.
-    """
-    if not locks.take(destination):
-        return False
-    try:
-        record = cache.load(destination)
-        if record is None or not _is_for_job(record):
-            return False
-        cache.save(replace(record, lifetime=Lifetime.CACHE))
-        return True
-    finally:
-        locks.release(destination)
 
 
 def _usage(cache: Cache) -> tuple[int, int]:

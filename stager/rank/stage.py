@@ -32,7 +32,7 @@ from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
-from stager.rank.task import Task, is_kept
+from stager.rank.task import Task
 from stager.source.facts import Listings, Source
 from stager.source.image_name import is_image
 from stager.source.location import is_url
@@ -80,7 +80,6 @@ _SURVEYS = list_of(
         files=NUMBER,
         split=TEXT,
         changed=FLAG,
-        cached=FLAG,
         pinned=FLAG,
         jobs=tuple_of(NUMBER),
         replaces=TEXT,
@@ -343,7 +342,7 @@ class StageRun:
         if not self._is_of_site(one):
             found = self._with_what_is_there(found, one, path)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
-            return replace(found, cached=is_kept(record, path), pinned=record.pinned)
+            return replace(found, pinned=record.pinned)
         return found
 
     def _may_finish(self, one: SourcedItem) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError, StageError
-from stager.base.options import Lifetime
 from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
 from stager.source.image_name import is_image
 
@@ -79,7 +77,7 @@ class Task:
         return self.rank in self.plan.senders
 
     def record(self, copy: CopyFacts, digest: str, tree: TreeFacts | None = None) -> Record:
-        """Return the record of a new copy. A pin and lifetime=cache of the old one are kept."""
+        """Return the record of a new copy. A pin of the old one is kept."""
         now = int(time.time())
         before = self.cache.load(self.item.destination)
         return Record(
@@ -92,7 +90,7 @@ class Task:
             staged_at=now,
             used_at=now,
             used_by_job=self.job,
-            lifetime=self._lifetime(before),
+            lifetime=self.item.options.lifetime,
             pinned=bool(before and before.pinned),
             decompressed=bool(self.item.options.decompress),
             share=self.item.options.share,
@@ -107,14 +105,14 @@ class Task:
         record = self.cache.load(self.item.destination)
         if record is None or self.cache.uid != self.node.uid:
             return
-        lifetime, now = self._lifetime(record), int(time.time())
-        used = replace(record, used_at=now, used_by_job=self.job, lifetime=lifetime)
+        used = replace(
+            record,
+            used_at=int(time.time()),
+            used_by_job=self.job,
+            lifetime=self.item.options.lifetime,
+        )
         with suppress(StageError):  # the copy is current whether its use is recorded or not
             self.cache.note_use(used)
-
-    def _lifetime(self, before: Record | None) -> Lifetime:
-        # A job that stages with lifetime=job must not delete what another wants to keep.
-        return Lifetime.CACHE if is_kept(before, self.path) else self.item.options.lifetime
 
     def readback_error(self, name: str = "") -> IntegrityError:
         """Return the error for bytes that the disk returns otherwise than they were written.
@@ -134,8 +132,3 @@ class Task:
             self.cache.save(record.as_damaged())
         text = "this copy is damaged; submit again: the next stage replaces it"
         return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)
-
-
-def is_kept(record: Record | None, path: str) -> bool:
-    """Whether a copy at ``path`` stays after all jobs. What its user has removed does not."""
-    return record is not None and record.lifetime == Lifetime.CACHE and os.path.lexists(path)

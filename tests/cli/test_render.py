@@ -343,7 +343,6 @@ def test_the_json_of_an_outcome() -> None:
                 "note": "",
                 "retries": 0,
                 "changed": [],
-                "cached": [],
                 "pinned": [],
                 "replaced": "",
             }

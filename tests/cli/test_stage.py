@@ -218,7 +218,6 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "note": "",
                 "retries": 0,
                 "changed": [],
-                "cached": [],
                 "pinned": [],
                 "replaced": "",
             }

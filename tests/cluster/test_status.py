@@ -158,7 +158,9 @@ def test_status_with_a_slurmd_gone_answers_for_the_others_soon(site: Site) -> No
     assert plain(lines[1]) == f"n[1-2,4] /nvme/a 2.9 MiB T ready job {job} /shared/a {job}"
     assert lines[2] == "1 file, 3 copies, 8.6 MiB in all"
     assert re.fullmatch(rooms("n[1-2,4]"), lines[3])
-    silent = "n3: no answer within 10 s; ask again, and if it stays silent see whether the node and "
+    silent = (
+        "n3: no answer within 10 s; ask again, and if it stays silent see whether the node and "
+    )
     assert lines[4:] == [f"{silent}its disks work, or tell the administrator", "code 0"]
     site.assert_healthy(60)
 

@@ -152,7 +152,7 @@ def test_a_copy_for_a_job_goes_when_all_its_jobs_end_together(tmp_path: Path) ->
     assert on_node(tmp_path, act) == [[]] * 5
 
 
-def test_a_pinned_copy_for_a_job_stays_for_later_jobs(tmp_path: Path) -> None:
+def test_a_pinned_copy_for_a_job_stays(tmp_path: Path) -> None:
     def act(node: Node) -> tuple[int, list[str], list[str]]:
         node.put("a", lifetime="job")
         (record,) = node.cache.records()
@@ -162,7 +162,7 @@ def test_a_pinned_copy_for_a_job_stays_for_later_jobs(tmp_path: Path) -> None:
         removed = node.tidy("--job=17")["removed"]
         return removed, node.names(), [one.lifetime for one in node.cache.records()]
 
-    assert on_node(tmp_path, act) == (0, ["a"], ["cache"])
+    assert on_node(tmp_path, act) == (0, ["a"], ["job"])
 
 
 def test_no_further_copy_is_evicted_when_enough_is_free(tmp_path: Path) -> None:

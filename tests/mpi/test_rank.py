@@ -428,25 +428,14 @@ def record_of(world: FileWorld) -> Record:
     return record
 
 
-@pytest.mark.parametrize(
-    ("lifetimes", "kept"),
-    [("job", "job"), ("job job", "job"), ("job cache", "cache"), ("cache job", "cache")],
-)
-def test_lifetime_cache_outlasts_lifetime_job(world: FileWorld, lifetimes: str, kept: str) -> None:
-    for lifetime in lifetimes.split():
-        outcome = world.run(items=world.items(lifetime=Lifetime(lifetime)))
-    assert record_of(world).lifetime == kept
-    assert outcome.items[0].cached == (world.nodes if lifetimes == "cache job" else [])
-
-
-@pytest.mark.parametrize(("first", "kept"), [("cache", "cache"), ("job", "job")])
-def test_the_next_version_has_the_lifetime_of_the_last(
-    world: FileWorld, first: str, kept: str
-) -> None:
+@pytest.mark.parametrize(("first", "last"), [("cache", "job"), ("job", "cache")])
+def test_the_last_stage_says_how_long_a_copy_stays(world: FileWorld, first: str, last: str) -> None:
     world.run(items=world.items(lifetime=Lifetime(first)))
+    world.run(items=world.items(lifetime=Lifetime(last)))
+    assert record_of(world).lifetime == last
     world.write_source(DATA * 2)
-    world.run(items=world.items(lifetime=Lifetime.JOB))
-    assert record_of(world).lifetime == kept
+    world.run(items=world.items(lifetime=Lifetime(first)))
+    assert record_of(world).lifetime == first
 
 
 def test_the_next_version_of_a_pinned_copy_is_pinned(world: FileWorld) -> None:
