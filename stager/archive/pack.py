@@ -38,7 +38,6 @@ from stager.base.errors import (
 )
 from stager.base.formats import IMAGES, TARS, Compression, compression_of, is_image
 from stager.base.linux import IS_LINK, open_beneath
-from stager.base.paths import VENV_CONFIG
 from stager.disk.files import OPEN_FOLDER, opened, write_all
 from stager.disk.reader import OPEN_FILE
 from stager.disk.unnamed import NO_UNNAMED, give_name
@@ -139,7 +138,7 @@ def pack(folder: str, archive: str, tell: Tell = lambda *_: None) -> Packed:
                     raise IntegrityError(_changed(folder))
                 os.utime(file, (now, now))
     size = os.stat(archive).st_size
-    options, conda = _options(listing, archive), CONDA in listing.paths
+    options, conda = "" if is_image(archive) else ",extract", CONDA in listing.paths
     return Packed(archive, listing.files, listing.size, size, options, fresh, conda)
 
 
@@ -248,12 +247,6 @@ def _check_nothing_lost(folder: str, archive: str) -> None:
                 f"{archive} is there already, and was not packed from {folder}, or was changed "
                 "since; delete it, or choose another name"
             )
-
-
-def _options(listing: Listing, archive: str) -> str:
-    if is_image(archive):
-        return ""
-    return ",extract,relocate=venv" if listing.has(VENV_CONFIG) else ",extract"
 
 
 @contextmanager

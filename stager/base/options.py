@@ -42,9 +42,9 @@ class Lifetime(StrEnum):
 class Relocate(StrEnum):
     """What is changed in a folder so that it works at its destination; see `tree.venv`."""
 
-    NONE = "none"
-    #: The path of a Python virtual environment, in its scripts.
-    VENV = "venv"
+    #: The paths of Python's virtual environments, in their scripts.
+    AUTO = "auto"
+    NO = "no"
 
 
 class Mode(StrEnum):
@@ -96,7 +96,7 @@ class Options:
     validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
     lifetime: Lifetime = Lifetime.CACHE
-    relocate: Relocate = Relocate.NONE
+    relocate: Relocate = Relocate.AUTO
     #: Patterns of the paths in a folder that are staged, and of those that are not; see
     #: `tree.patterns`.
     include: tuple[str, ...] = ()
@@ -145,12 +145,6 @@ class Options:
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Return the options that `to_json` wrote. Raise KeyError or ValueError for others."""
         return cls(**{name: OPTION_TYPES[name](value) for name, value in data.items()})
-
-    @property
-    def is_whole_copy(self) -> bool:
-        """Whether the destination gets all of the source, unchanged."""
-        chosen = self.include or self.exclude or self.mode is not Mode.COPY
-        return not (chosen or self.is_unpacked or self.relocate is not Relocate.NONE)
 
     @property
     def is_unpacked(self) -> bool:

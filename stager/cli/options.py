@@ -208,7 +208,7 @@ Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   extract              unpack an archive
   decompress           decompress a file
   decompress=PATTERN   decompress what matches in a folder; repeatable
-  relocate=venv        make a Python virtual environment work at DST
+  relocate=no          leave the paths in Python environments as they are
   mode=shard           put each file of a folder on one node only
   by=PATTERN           with mode=shard: a number in the name chooses the node
   share=group          let the source's group read the copy

@@ -81,8 +81,9 @@ class Survey:
     reason: Reason | None
     #: The recorded digest of a current copy.
     digest: str
-    #: The number of files of a current tree.
+    #: The number of files of a current tree, and what is recorded for its user.
     files: int = 0
+    note: str = ""
     #: The split that a current part of a folder belongs to.
     split: str = ""
     #: Whether something of the user's own is there, which ``replace`` lets the stage destroy.

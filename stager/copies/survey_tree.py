@@ -111,7 +111,7 @@ def survey_tree(
     reason = reason or damage(item, record, lambda record: damaged(path, cache, record) == [])
     if reason or record is None or tree is None:
         return Survey(node, reason, "", changed=bool(changed))
-    return Survey(node, None, record.digest, tree.files, split=tree.split)
+    return Survey(node, None, record.digest, tree.files, tree.note, split=tree.split)
 
 
 def check_place(item: StageItem, path: str, there: os.stat_result | None, cache: Cache) -> bool:
@@ -184,7 +184,7 @@ def judge_tree(
 
 def _made_differently(item: StageItem, source: Source, tree: TreeFacts) -> Reason | None:
     """Return a reason if the copy was made with other options."""
-    if (tree.relocate, tree.interpreter) != (item.options.relocate, source.interpreter_at):
+    if tree.relocation != source.relocation:
         return Reason.RELOCATED_DIFFERENTLY
     if bool(tree.split) != (item.options.mode is Mode.SHARD):
         return Reason.PART_ONLY if tree.split else Reason.NOT_SPLIT

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import xxhash
 
-from stager.base.options import Lifetime, Relocate, Share
+from stager.base.options import Lifetime, Share
 
 #: Version of the record's shape; a record of another version counts as absent.
 VERSION = 7
@@ -31,7 +31,6 @@ _CHECKSUM = b'{\n "checksum": "'
 _PATH_LIMIT = 4096
 _LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
 _SHARES = frozenset(share.value for share in Share)
-_RELOCATIONS = frozenset(relocate.value for relocate in Relocate)
 
 
 class TornError(ValueError):
@@ -73,10 +72,10 @@ class TreeFacts:
     allocated: int
     source_digest: str
     table_digest: str
-    #: A `Relocate`: what was changed in the copy.
-    relocate: str = Relocate.NONE.value
-    #: The interpreter of a relocated environment, if it was staged too.
-    interpreter: str = ""
+    #: How the Python environments in the copy were relocated: `Source.relocation`.
+    relocation: str = ""
+    #: What its user must know of them, if they were unpacked from an archive.
+    note: str = ""
     #: With mode=shard, the split that this copy is a part of; see `shard.split_name`.
     split: str = ""
     #: The pattern whose numbers chose the part of each file.
@@ -196,10 +195,6 @@ def _is_lifetime(text: str) -> bool:
     return text in _LIFETIMES
 
 
-def _is_relocation(text: str) -> bool:
-    return text in _RELOCATIONS
-
-
 def _is_share(text: str) -> bool:
     return text in _SHARES
 
@@ -257,13 +252,13 @@ _BY_NAME: dict[str, Callable[[Any], bool]] = {
     "source_digest": _is_digest,
     "table_digest": _is_digest,
     "lifetime": _is_lifetime,
-    "relocate": _is_relocation,
+    "relocation": _is_short,
+    "note": _is_short,
     "share": _is_share,
     "split": _is_split,
     "by": _is_short,
     "revision": _is_short,
     "source": _is_source,
-    "interpreter": _is_path_or_nothing,
 }
 
 

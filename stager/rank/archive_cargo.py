@@ -19,7 +19,7 @@ from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limit
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.venv import Relocation, find_interpreter, note, relocate
+from stager.tree.venv import Relocation, find_environments, not_plain, relocate
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
@@ -101,18 +101,18 @@ class ArchiveCargo(Cargo):
             self._unpacker.finish()
             self._tree.adopt()
             self._tree.share(self.task.item.options.share, self.task.source.group)
-            if self.task.item.options.relocate is Relocate.VENV:
+            if self.task.item.options.relocate is Relocate.AUTO:
                 self._relocate(self._tree, self._unpacker.digests)
             self._tree.sync()
 
     def _relocate(self, tree: PartialTree, digests: dict[bytes, bytes]) -> None:
         item, listing = self.task.item, tree.copy
-        relocation = Relocation(item.source, item.destination)
+        environments, self._note = find_environments(tree.path, listing, item.source)
+        if environments and (note := not_plain(item.source, item.destination)):
+            environments, self._note = (), note
+        relocation = Relocation(item.source, item.destination, environments)
         all_rows = b"\1" * len(listing)
         changed = relocate(tree, listing, relocation, fresh=all_rows, originals={})
-        interpreter = find_interpreter(tree.path, item.source)
-        if interpreter and interpreter.is_shared:
-            self._note = note(interpreter.path, may_be_staged=False)
         for row, (_, digest) in changed.items():
             digests[listing.paths[row]] = digest
 
@@ -134,7 +134,7 @@ class ArchiveCargo(Cargo):
             for row, found in self._file_digests(listing):
                 digests[place(row)] = found
             self._announced = announce_tree(
-                self.task, self._tree, listing, bytes(digests), originals={}
+                self.task, self._tree, listing, bytes(digests), originals={}, note=self._note
             )
 
     def publish(self, digest: str) -> Published:

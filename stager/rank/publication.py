@@ -56,12 +56,14 @@ def announce_tree(
     *,
     originals: Mapping[int, bytes],
     split: str = "",
+    note: str = "",
 ) -> Announced:
     """Announce the record of a sealed tree before it is published, and return it.
 
     If this process dies, the record of the tree that is at the destination then counts.
     ``source``, ``digests`` and ``originals`` are as in `Table`; ``split`` is the name of the split
-    that the tree is a part of. Raise DestinationError if something of the user's own is in the way.
+    that the tree is a part of, ``note`` is for the user. Raise DestinationError if something of the
+    user's own is in the way.
     """
     there = own_lstat(task.path)  # another user may have staged there meanwhile
     copy, old = tree.copy, task.standing
@@ -77,8 +79,8 @@ def announce_tree(
         table_digest=task.cache.announce_table(
             task.item.destination, table.to_bytes(), update=old is not None
         ),
-        relocate=task.item.options.relocate,
-        interpreter=task.source.interpreter_at,
+        relocation=task.source.relocation,
+        note=note,
         split=split,
         by=task.item.options.by,
     )

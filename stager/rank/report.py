@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from stager.base.slow import Pace
     from stager.copies.survey import Survey
     from stager.rank.task import Task
-    from stager.source.facts import Source
 
 #: Seconds between two progress events of an item.
 _PROGRESS_PERIOD = 1.0
@@ -145,15 +144,11 @@ def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Itera
     yield from _open_notes(surveys)
     yield _damaged_note(surveys)
     yield _unmatched_note(task)
-    if task.source.is_left_alone and task.plan.receivers:
-        yield (
-            f"note: {printable(task.item.source)} is a Python environment: without relocate=venv, "
-            "the scripts of the copy may still use the environment there"
-        )
-    elif task.source.leaving and not task.source.interpreter and task.plan.receivers:
+    if task.source.leaving and task.plan.receivers:
         yield _leaving_note(task)
     yield _fuse_note(task)
-    yield delivered.note or _note(task.source)
+    recorded = next((one.note for one in surveys if one.note), "")
+    yield delivered.note or task.source.environment_note or recorded
 
 
 def _open_notes(surveys: Sequence[Survey]) -> Iterator[str]:
@@ -208,11 +203,3 @@ def _leaving_note(task: Task) -> str:
     where = printable(task.item.source)
     what = "what is there is not in the copy without links=follow"
     return f"note: {links} in {where} {lead} out of it; {what}"
-
-
-def _note(source: Source) -> str:
-    if not source.interpreter or source.interpreter_at or not source.interpreter.is_shared:
-        return ""
-    from stager.tree.venv import note  # only for Python environments
-
-    return note(source.interpreter.path, may_be_staged=True)

@@ -16,7 +16,6 @@ from stager.disk.files import digest_of, read_back
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.disk.record import TreeFacts
     from stager.rank.task import Task
     from stager.tree.listing import Listing
     from stager.tree.table import Table
@@ -73,7 +72,7 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
         return Reuse(rows)
     _, table, states = task.standing
     validate = task.item.options.validate
-    if validate is Validate.ALWAYS or not _is_relocated_alike(task, record.tree):
+    if validate is Validate.ALWAYS or record.tree.relocation != task.source.relocation:
         return Reuse(rows)
     read = read_back if record.is_damaged else digest_of  # a page in memory may be sound
     checked = record.is_damaged or validate is Validate.CHECKSUM
@@ -84,11 +83,6 @@ def find_reusable(task: Task, listing: Listing) -> Reuse:
     is_part = bool(record.tree.split)
     # The list of all parts is a file of the old copy only; it is not deleted from the source.
     return Reuse(rows, table, table.gone(listing) - is_part, is_part)
-
-
-def _is_relocated_alike(task: Task, tree: TreeFacts) -> bool:
-    now = task.item.options.relocate, task.source.interpreter_at
-    return (tree.relocate, tree.interpreter) == now
 
 
 def _has_digest(read: Callable[[str], str], path: str, digest: bytes) -> bool:

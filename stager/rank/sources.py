@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import SourceError, UsageError
-from stager.base.options import ITSELF, FolderLayout, Links, Options, Relocate, Share
-from stager.base.paths import VENV_CONFIG
+from stager.base.options import ITSELF, FolderLayout, Links, Mode, Options, Relocate, Share
 from stager.base.progress import Kind, doing
 from stager.base.text import listed
 from stager.disk.permissions import copy_mode
@@ -23,8 +22,6 @@ from stager.wire.codec import (
     NUMBER,
     TEXT,
     Codec,
-    list_of,
-    optional,
     record_of,
     tuple_of,
 )
@@ -35,17 +32,17 @@ if TYPE_CHECKING:
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
     from stager.source.facts import Listings
-    from stager.tree.venv import Interpreter
+    from stager.tree.venv import Environment
 
 
-def _interpreter() -> Codec[Interpreter]:
-    from stager.tree.venv import Interpreter  # rarely needed
+def _environment() -> Codec[Environment]:
+    from stager.tree.venv import Environment  # rarely needed
 
-    links = list_of(BYTES)
-    as_set = Codec(
-        lambda paths: links.to_data(sorted(paths)), lambda data: frozenset(links.from_data(data))
-    )
-    return record_of(Interpreter, path=TEXT, links=as_set, is_shared=FLAG, at=TEXT)
+    paths = tuple_of(BYTES)
+    return record_of(
+        Environment, path=BYTES, links=paths, interpreter=BYTES, homes=paths, base=BYTES,
+        comes_along=FLAG, sees_packages=FLAG,
+    )  # fmt: skip
 
 
 _FACTS = record_of(
@@ -61,14 +58,15 @@ SOURCES = tuple_of(
         allocated=NUMBER,
         files=NUMBER,
         listing=TEXT,
-        interpreter=optional(
+        environments=tuple_of(
             Codec(
-                lambda value: _interpreter().to_data(value),
-                lambda data: _interpreter().from_data(data),
+                lambda value: _environment().to_data(value),
+                lambda data: _environment().from_data(data),
             )
         ),
+        relocation=TEXT,
+        environment_note=TEXT,
         unmatched=tuple_of(TEXT),
-        is_left_alone=FLAG,
         leaving=NUMBER,
     )
 )
@@ -79,7 +77,8 @@ def selection_of(options: Options) -> Selection:
     decompress = () if options.decompress == ITSELF else options.decompress
     as_cache = options.layout is FolderLayout.HUB
     follow = options.links is Links.FOLLOW
-    return Selection(options.include, options.exclude, decompress, as_cache, follow)
+    relocate = options.relocate is Relocate.AUTO and options.mode is Mode.COPY
+    return Selection(options.include, options.exclude, decompress, as_cache, follow, relocate)
 
 
 def look_at_sources(
@@ -94,12 +93,11 @@ def look_at_sources(
     """
     if context.comm.rank:
         return ()
-    copied = [(item.source, item.destination) for item in items if item.options.is_whole_copy]
     sources: list[Source] = []
     for at, item in enumerate(items):
         try:
             with doing(Kind.READ, item.source):
-                sources.append(_look_at(context.request, item, copied, listings))
+                sources.append(_look_at(context.request, item, listings))
         except SourceError as error:
             others = _missing(items[at + 1 :], item.source)
             if not others:
@@ -124,22 +122,16 @@ def _missing(items: Iterable[StageItem], known: str = "") -> list[str]:
     return missing
 
 
-def _look_at(
-    request: StageRequest,
-    item: StageItem,
-    copied: Sequence[tuple[str, str]],
-    listings: Listings,
-) -> Source:
+def _look_at(request: StageRequest, item: StageItem, listings: Listings) -> Source:
     # What was staged for all users is used only by those who could read the source.
     selection = selection_of(item.options)
     source = look_at(item.source, selection, listings, request.remote, to_be_read=item.shared)
     check_options(item, is_folder=source.is_tree)
     source = replace(source, unmatched=listings.unmatched(item.source, selection))
-    if item.options.relocate is Relocate.VENV:
-        source = _environment(item, source, copied)
-    elif source.is_tree and item.destination != item.source:
-        listing = listings.get(item.source, selection)
-        source = replace(source, is_left_alone=bool(listing and listing.has(VENV_CONFIG)))
+    if item.options.extract:  # its environments are known when it is unpacked
+        source = replace(source, relocation=item.options.relocate.value)
+    elif source.environments:
+        source = _relocated(item, source)
     return _permitted(source, item)
 
 
@@ -159,14 +151,9 @@ def _permitted(source: Source, item: StageItem) -> Source:
     return replace(source, mode=mode, group=group)
 
 
-def _environment(item: StageItem, source: Source, copied: Sequence[tuple[str, str]]) -> Source:
-    """Add an environment's interpreter, and its path on the nodes if the job stages it as well."""
-    from stager.tree.venv import check_place, find_interpreter, staged_at  # rarely needed
+def _relocated(item: StageItem, source: Source) -> Source:
+    from stager.tree.venv import not_plain, relocation_digest  # rarely needed
 
-    check_place(item.destination)
-    if not source.is_tree:  # an archive, whose interpreter is known when it is unpacked
-        return source
-    found = find_interpreter(item.source, item.source)
-    if found:
-        found = replace(found, at=staged_at(found.path, copied))
-    return replace(source, interpreter=found)
+    if note := not_plain(item.source, item.destination):
+        return replace(source, environments=(), environment_note=note)
+    return replace(source, relocation=relocation_digest(source.environments))

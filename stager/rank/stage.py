@@ -78,6 +78,7 @@ _SURVEYS = list_of(
         reason=optional(member_of(Reason)),
         digest=TEXT,
         files=NUMBER,
+        note=TEXT,
         split=TEXT,
         changed=FLAG,
         pinned=FLAG,

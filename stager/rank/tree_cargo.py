@@ -7,7 +7,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError
-from stager.base.options import FolderLayout, Links, Relocate
+from stager.base.options import FolderLayout, Links
 from stager.base.outcome import Counts
 from stager.disk.cache import check_inodes
 from stager.disk.parents import made_parents
@@ -142,14 +142,14 @@ class TreeCargo(Cargo):
 
     def _relocated_listing(self) -> Listing:
         """Return the listing with its symbolic links as the copy must have them."""
-        if self.task.item.options.relocate is not Relocate.VENV:
+        if not self.task.source.environments:
             return self._listing
-        return with_moved_links(self._listing, self._relocation, self.task.source.interpreter)
+        return with_moved_links(self._listing, self._relocation)
 
     @property
     def _relocation(self) -> Relocation:
         task = self.task
-        return Relocation(task.item.source, task.item.destination, task.source.interpreter_at)
+        return Relocation(task.item.source, task.item.destination, task.source.environments)
 
     def layout(self, opened: Sequence[Opened]) -> Layout:
         # Most nodes lack the same files: each answer is decompressed once.
@@ -219,7 +219,7 @@ class TreeCargo(Cargo):
 
     def seal(self) -> None:
         if self._tree:
-            if self.task.item.options.relocate is Relocate.VENV:
+            if self.task.source.environments:
                 self._relocate(self._tree)
             self._tree.seal()
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Links, Mode, Options, Relocate
+from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Links, Mode, Options
 from stager.base.text import printable
 from stager.request.directive import Directive
 from stager.request.lexer import (
@@ -69,9 +69,9 @@ def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
 
     >>> from stager.request.names import Names
     >>> names = Names({"j": "17"}, {}, {"DATA": "/shared"}, folder="/home/al", home="/home/al")
-    >>> [directive] = parse_value("$DATA/env:/nvme/%j/env,relocate=venv", names)
+    >>> [directive] = parse_value("$DATA/env:/nvme/%j/env,relocate=no", names)
     >>> directive.source, directive.destination, str(directive.options)
-    ('/shared/env', '/nvme/17/env', 'validate=stat, relocate=venv')
+    ('/shared/env', '/nvme/17/env', 'validate=stat, relocate=no')
 
     Raise DirectiveError, or UsageError if the value is longer than MAX_LIST.
     """
@@ -270,7 +270,7 @@ class _Chosen:
         is_shard = self.values.get("mode") is Mode.SHARD
         if key == "by" and not is_shard:
             raise option.fault(f"'{key}' needs mode=shard")
-        if is_shard and (key == "extract" or self.values.get(key) is Relocate.VENV):
+        if is_shard and key == "extract":
             raise option.fault(f"'{key}' cannot be combined with mode=shard")
 
     def check_layout(self, option: Piece, source: str) -> None:
@@ -280,8 +280,7 @@ class _Chosen:
         key = _key(option)
         if key == "layout" and not source.startswith(f"{Scheme.HF}://"):
             raise option.fault("'layout=hub' needs a model of a hub as source: hf://…")
-        others = {"mode": Mode.SHARD, "relocate": Relocate.VENV}
-        if key == "decompress" or (key in others and self.values[key] == others[key]):
+        if key == "decompress" or self.values.get(key) is Mode.SHARD:
             raise option.fault(f"'{option.value}' cannot be combined with layout=hub")
 
     def check_links(self, option: Piece) -> None:
@@ -290,14 +289,14 @@ class _Chosen:
         Others must not read by ``share`` what a stranger's link leads this user to.
         """
         key = _key(option)
-        is_other = key in ("share", "relocate") and self.values[key] != getattr(Options(), key)
-        if is_other and self.values.get("links") is Links.FOLLOW:
+        is_shared = key == "share" and self.values[key] != Options().share
+        if is_shared and self.values.get("links") is Links.FOLLOW:
             raise option.fault(f"'{option.value}' cannot be combined with links=follow")
 
     def check_decompress(self, option: Piece) -> None:
         """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""
         key = _key(option)
-        others = {"extract": True, "mode": Mode.SHARD, "relocate": Relocate.VENV}
+        others = {"extract": True, "mode": Mode.SHARD}
         if "decompress" in self.values and key in others and self.values[key] == others[key]:
             raise option.fault(f"'{option.value}' cannot be combined with decompress")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import ITSELF, Links, Mode, Relocate
+from stager.base.options import ITSELF, Links, Mode
 from stager.source.location import is_url
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
         )
     if options.links is Links.FOLLOW and (is_url(item.source) or not is_folder):
         raise UsageError(f"{item.source} is not a folder on a filesystem; remove links=follow")
-    if options.relocate is not Relocate.NONE and not becomes_tree:
-        raise UsageError(f"{item.source} is not a folder; relocate is for Python environments")
     if options.mode is Mode.SHARD and not is_folder:
         raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
     if is_folder and options.extract:

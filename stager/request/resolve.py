@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import FolderLayout, Relocate, Share
+from stager.base.options import FolderLayout, Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
 from stager.source.location import Scheme, is_url, without_revision
@@ -59,10 +59,6 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
-    if directive.options.relocate is not Relocate.NONE:
-        from stager.tree.venv import check_place  # not needed for most requests
-
-        check_place(destination)
     return StageItem(source, destination, root, directive.options, shared)
 
 

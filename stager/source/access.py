@@ -116,7 +116,8 @@ def open_tree(
     if not is_url(path):
         from stager.tree.stream import StreamReader
 
-        return StreamReader(path, stream, source=source.facts.inode, follow=follow)
+        homes = {one.base: one.homes[0] for one in source.environments if one.comes_along}
+        return StreamReader(path, stream, source=source.facts.inode, follow=follow, homes=homes)
     if Location.parse(path).scheme is Scheme.HF:
         from stager.source.hub import open_model
 

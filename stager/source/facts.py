@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stager.disk.record import SourceFacts
     from stager.tree.listing import Listing
     from stager.tree.patterns import Patterns
-    from stager.tree.venv import Interpreter
+    from stager.tree.venv import Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,15 @@ class Source:
     #: of all that is in it. A file has none.
     files: int = 0
     listing: str = ""
-    #: The interpreter of a virtual environment that is to be relocated.
-    interpreter: Interpreter | None = None
+    #: The virtual environments in a folder that are relocated, a digest of how, and a note on one
+    #: that cannot work in the copy. Of an archive, the digest is its option ``relocate``.
+    environments: tuple[Environment, ...] = ()
+    relocation: str = ""
+    environment_note: str = ""
     #: The options of the item with a pattern that matches nothing in the folder.
     unmatched: tuple[str, ...] = ()
-    #: Whether it is a virtual environment that is not to be relocated.
-    is_left_alone: bool = False
     #: The number of symbolic links in a folder that lead out of it.
     leaving: int = 0
-
-    @property
-    def interpreter_at(self) -> str:
-        """The interpreter's path on the nodes if the same job stages it, or empty."""
-        return self.interpreter.at if self.interpreter else ""
 
     @property
     def is_tree(self) -> bool:
@@ -65,6 +61,8 @@ class Selection(NamedTuple):
     as_cache: bool = False
     #: Whether links in a folder are followed.
     follow: bool = False
+    #: Whether interpreters of virtual environments come along.
+    relocate: bool = False
 
 
 #: All of a folder, as it is.
@@ -81,6 +79,8 @@ class Listings:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, Selection], tuple[Listing, tuple[str, ...]]] = {}
+        #: The environments in a folder, and the note on them; see `tree.venv`.
+        self.environments: dict[tuple[str, Selection], tuple[tuple[Environment, ...], str]] = {}
 
     def get(self, path: str, selection: Selection = EVERYTHING) -> Listing | None:
         """Return the listing of the folder, or None if there is none yet."""
@@ -109,6 +109,7 @@ class Listings:
     def clear(self) -> None:
         """Forget all listings: the folders may have changed."""
         self._found.clear()
+        self.environments.clear()
 
 
 def _list(

@@ -61,15 +61,18 @@ def look_at_source(
         listing = listings.list_once(
             path,
             selection,
-            lambda patterns: _list(path, facts, version, patterns, selection.follow),
+            lambda patterns: _list_all(path, facts, version, patterns, selection, listings),
         )
+        environments, note = listings.environments.get((path, selection), ((), ""))
+        known = {link for one in environments for link in one.links}
         from stager.tree.leaving import count_leaving  # not needed for a file
 
         modified = version.mtime_ns if version.inode else listing.mtimes[0]
         identity = replace(version, size=listing.size, mtime_ns=modified)
         return Source(
             identity, mode, facts.st_gid, listing.allocated(), listing.files, listing.digest(),
-            leaving=count_leaving(path, listing),
+            environments=environments, environment_note=note,
+            leaving=count_leaving(path, listing, known),
         )  # fmt: skip
     if not stat.S_ISREG(facts.st_mode):
         what = "only a plain file or a folder can be staged"
@@ -86,6 +89,47 @@ def _check_empty(path: str) -> None:
         if not os.fstat(descriptor).st_size and os.read(descriptor, 1):
             text = "is not empty, but its size is given as 0, as of files in /proc"
             raise SourceError(f"{path} {text}; copy it to a plain file, and stage that")
+
+
+def _list_all(
+    path: str,
+    facts: os.stat_result,
+    version: SourceFacts,
+    patterns: Patterns | None,
+    selection: Selection,
+    listings: Listings,
+) -> Listing:
+    """List a folder and, with ``relocate``, the interpreters that come along with it.
+
+    The environments are added to the ``listings``.
+    """
+    listing = _list(path, facts, version, patterns, selection.follow)
+    if not selection.relocate:
+        return listing
+    from stager.tree.venv import find_environments, with_homes  # not needed for a file
+
+    found = listings.environments[path, selection] = find_environments(path, listing)
+    homes = {
+        one.base: _list_home(os.fsdecode(one.homes[0]), packages=one.sees_packages)
+        for one in found[0]
+        if one.comes_along
+    }
+    return with_homes(listing, homes) if homes else listing
+
+
+def _list_home(path: str, *, packages: bool) -> Listing:
+    """List an interpreter's home, without its ``packages`` if they are not needed."""
+    from stager.tree.patterns import Patterns  # slow to import
+    from stager.tree.venv import HOME_PACKAGES, HOME_PARTS
+
+    patterns = Patterns(HOME_PARTS, () if packages else HOME_PACKAGES)
+    try:
+        with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
+            check_mounter(descriptor, path)
+            facts, version = os.fstat(descriptor), version_of(descriptor)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from None
+    return _list(path, facts, version, patterns, follow=False)
 
 
 def _list(

@@ -104,7 +104,8 @@ class StreamReader:
     If ``folder`` is the source, ``source`` is the inode that it must have, and the stat of each
     file is compared with its row of the listing after it is read. The data of what was put in the
     place of a file or folder is not returned, and no link is followed without ``follow``.
-    ``originals`` has, by row, the data of files that were rewritten in a copy. The methods raise
+    ``originals`` has, by row, the data of files that were rewritten in a copy. ``homes`` are the
+    folders that are read in place of some in the listing, by their paths there. The methods raise
     SourceError if a file cannot be read, IntegrityError if it changed.
     """
 
@@ -116,11 +117,13 @@ class StreamReader:
         source: int | None = None,
         follow: bool = False,
         originals: Mapping[int, bytes] | None = None,
+        homes: Mapping[bytes, bytes] | None = None,
     ) -> None:
         self._originals = originals or {}
         self._folder = os.fsencode(folder)
-        #: The descriptor of the folder, once it is needed.
-        self._root = -1
+        self._homes = homes or {}
+        #: The descriptors of the folder and of the homes, by their paths, once they are needed.
+        self._roots: dict[bytes, int] = {}
         self._stream = stream
         self._source = source
         self._follow = follow
@@ -133,8 +136,8 @@ class StreamReader:
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` with the stream from ``offset`` on."""
         with doing(Doing.READ, os.fsdecode(self._folder)):
-            if self._root < 0:
-                self._open_root()
+            if not self._roots:
+                self._open_roots()
             whole: list[Part] = []
             data = self._stream.listing.data
             for part in self._stream.parts(offset, len(buffer)):
@@ -162,7 +165,7 @@ class StreamReader:
             self._pool = ThreadPoolExecutor(THREADS)
 
     def _read_all(self, buffer: memoryview, parts: Sequence[Part]) -> None:
-        with closing(_Opener(self._root)) as opener:
+        with closing(_Opener(self._place)) as opener:
             opened = self._open_any if self._follow else opener.open
             for part in parts:
                 if part.row in self._originals:
@@ -189,18 +192,30 @@ class StreamReader:
             self._large = part.row, self._open_large(part.row)
         self._read(self._large[1], buffer, part)
 
-    def _path(self, row: int) -> bytes:
-        return self._folder + b"/" + self._stream.listing.source_path(row)
+    def _home(self, path: bytes) -> bytes:
+        """Return the path of the home that a file is in, or nothing."""
+        return next((one for one in self._homes if path.startswith(one + b"/")), b"")
 
-    def _open_root(self) -> None:
-        try:
-            self._root = os.open(self._folder, _FOLDER)
-            if self._source not in (None, 0, os.fstat(self._root).st_ino):
-                raise changed(text_of(self._folder), is_another=True)
-        except FileNotFoundError:
-            raise changed(text_of(self._folder)) from None
-        except OSError as error:
-            raise SourceError(f"{text_of(self._folder)}: {error.strerror}") from None
+    def _place(self, path: bytes) -> tuple[int, bytes]:
+        """Return the descriptor that a file is opened beneath, and its path there."""
+        home = self._home(path)
+        return self._roots[home], path[len(home) + 1 :] if home else path
+
+    def _path(self, row: int) -> bytes:
+        path = self._stream.listing.source_path(row)
+        home = self._home(path)
+        return self._homes[home] + path[len(home) :] if home else self._folder + b"/" + path
+
+    def _open_roots(self) -> None:
+        for path, folder in {b"": self._folder, **self._homes}.items():
+            try:
+                self._roots[path] = os.open(folder, _FOLDER)
+            except FileNotFoundError:
+                raise changed(text_of(folder)) from None
+            except OSError as error:
+                raise SourceError(f"{text_of(folder)}: {error.strerror}") from None
+        if self._source not in (None, 0, os.fstat(self._roots[b""]).st_ino):
+            raise changed(text_of(self._folder), is_another=True)
 
     def _open(self, row: int, opener: Callable[[bytes], int]) -> int:
         """Open the row's file."""
@@ -212,7 +227,8 @@ class StreamReader:
             raise SourceError(f"{text_of(self._path(row))}: {error.strerror}") from None
 
     def _open_any(self, path: bytes) -> int:
-        return open_at(self._root, path, OPEN_FILE, follow=self._follow)
+        root, beneath = self._place(path)
+        return open_at(root, beneath, OPEN_FILE, follow=self._follow)
 
     def _open_large(self, row: int) -> int:
         """Open the row's file, of which parts are sent before all of it was read."""
@@ -266,35 +282,36 @@ class StreamReader:
         if self._pool:
             self._pool.shutdown()
         self._close_large()
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+        while self._roots:
+            os.close(self._roots.popitem()[1])
 
 
 class _Opener:
-    """Opens files beneath the descriptor ``root``, quickly where a folder has many in a row.
+    """Opens files where ``place`` says, quickly where a folder has many in a row.
 
     A folder is opened once for them, each file by its name alone.
     """
 
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._above, self._folder = b"", root
+    def __init__(self, place: Callable[[bytes], tuple[int, bytes]]) -> None:
+        self._place = place
+        self._above: bytes | None = None
+        self._folder = -1
 
     def open(self, path: bytes) -> int:
         """Open a file to read it, if no part of its path is a symbolic link. Raise OSError."""
         above, _, name = path.rpartition(b"/")
         if above != self._above:
             self.close()
-            self._folder = open_beneath(self._root, above, PASS_FOLDER)
+            root, beneath = self._place(path)
+            self._folder = open_beneath(root, os.path.dirname(beneath) or b".", PASS_FOLDER)
             self._above = above
         return os.open(name, _READ_FILE, dir_fd=self._folder)
 
     def close(self) -> None:
         """Close the folder."""
-        if self._folder != self._root:
+        if self._folder >= 0:
             os.close(self._folder)
-        self._above, self._folder = b"", self._root
+        self._above, self._folder = None, -1
 
 
 class StreamDigest:

@@ -25,7 +25,7 @@ ALL = Options(
     validate=Validate.ALWAYS,
     verify=Verify.READBACK,
     lifetime=Lifetime.JOB,
-    relocate=Relocate.VENV,
+    relocate=Relocate.NO,
     include=("*.py", "lib/"),
     exclude=("x,y",),
     extract=True,
@@ -76,7 +76,7 @@ def test_other_json_is_an_error(data: dict[str, str], error: type[Exception]) ->
 
 def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
     assert list(ALL.given()) == [
-        ("validate", "always"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "venv"),
+        ("validate", "always"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "no"),
         ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
         ("decompress", "*.gz"),
         ("decompress", "b"), ("mode", "shard"), ("by", "part-{n}"),
@@ -89,24 +89,7 @@ def test_messages_always_show_how_a_copy_is_validated() -> None:
     assert str(Options(extract=True, mode=Mode.SHARD)) == "validate=stat, extract, mode=shard"
 
 
-@pytest.mark.parametrize(
-    ("options", "whole"),
-    [
-        (DEFAULT_OPTIONS, True),
-        (Options(validate=Validate.ALWAYS, lifetime=Lifetime.JOB), True),
-        (Options(extract=True), False),
-        (Options(decompress=ITSELF), False),
-        (Options(include=("a",)), False),
-        (Options(exclude=("a",)), False),
-        (Options(relocate=Relocate.VENV), False),
-        (Options(mode=Mode.SHARD), False),
-    ],
-)
-def test_a_whole_copy_is_all_of_the_source_unchanged(options: Options, whole: bool) -> None:
-    assert options.is_whole_copy is whole
-
-
 def test_what_is_unpacked_is_made_of_other_bytes() -> None:
     assert Options(extract=True).is_unpacked
     assert Options(decompress=ITSELF).is_unpacked
-    assert not Options(relocate=Relocate.VENV).is_unpacked
+    assert not Options(mode=Mode.SHARD).is_unpacked

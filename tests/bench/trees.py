@@ -60,8 +60,8 @@ def slow_ways(nodes: int) -> dict[str, tuple[str, str]]:
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     forget = f"{each} rm -rf {COPY}"
     return {
-        OURS: (forget, stage(f"{SLOW}:{COPY},relocate=venv")),
-        "slurm-stage, nothing changed": ("true", stage(f"{SLOW}:{COPY},relocate=venv")),
+        OURS: (forget, stage(f"{SLOW}:{COPY}")),
+        "slurm-stage, nothing changed": ("true", stage(f"{SLOW}:{COPY}")),
         "cp -a on every node": (forget, f"{each} cp -a {SLOW} {COPY}"),
     }
 
@@ -85,7 +85,7 @@ def ways(nodes: int) -> dict[str, tuple[str, str]]:
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
     one = "srun -N1 -n1 -wn1"
     forget = f"{each} rm -rf {COPY}"
-    ours = stage(f"{ENVIRONMENT}:{COPY},relocate=venv")
+    ours = stage(f"{ENVIRONMENT}:{COPY}")
     local = f"{each} bash -c '[ -d {LOCAL} ] || cp -a {ENVIRONMENT} {LOCAL}'"
     tar = "/nvme/bench.tar"
     pack = f"tar -cf {tar} -C {ENVIRONMENT} . && sbcast --force {tar} {tar}.copy"

@@ -519,9 +519,6 @@ def test_check_warns_of_a_source_of_the_wrong_kind(desk: Desk) -> None:
     file = desk.source
     wrong = {
         f"{folder}:/nvme/a,extract": f"{folder} is a folder; extract is for archives",
-        f"{file}:/nvme/b,relocate=venv": (
-            f"{file} is not a folder; relocate is for Python environments"
-        ),
         f"{file}:/nvme/c,mode=shard": f"{file} is not a folder; mode=shard is for folders",
         f"{file}:/nvme/d,include=*.bin": (
             f"{file} is not a folder; remove include and exclude, which are for folders"

@@ -38,7 +38,7 @@ KNOWN = (
     "$SLURM_JOB_NAME $SLURM_RESTART_COUNT"
 )
 DISKS = "this site's disks"
-NO_CONDA = "'conda' is not one of none, venv"
+NO_CONDA = "'conda' is not one of auto, no"
 IN_SCRIPT = "(for a variable that only the script knows, run stagectl stage in the script)"
 OPTIONS = (
     "known: validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, "
@@ -81,7 +81,7 @@ BY_JOB = f"""#SBATCH --nodes=4 --chdir=/shared/elsewhere
 #SBATCH --stage={DATA}/train.tar:$SLURM_TMPDIR/train,extract
 #SBATCH --stage=~/data/top.zip:$SLURM_TMPDIR/records,extract
 #SBATCH --stage=~/data/flat.zip:$SLURM_TMPDIR/flat,extract
-#SBATCH --stage=proj/.venv:$SLURM_TMPDIR/venv,relocate=venv
+#SBATCH --stage=proj/.venv:$SLURM_TMPDIR/venv
 #SBATCH --stage={DATA}/a.zip:$SLURM_TMPDIR/set/a,extract;{DATA}/b.zip:$SLURM_TMPDIR/set/b,extract
 set -e
 results() {{

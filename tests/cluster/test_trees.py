@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import re
+import shlex
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,9 +16,12 @@ from stager.tree.walk import walk
 from tests.cluster.processes import is_rank, processes
 from tests.cluster.site import STAGECTL
 from tests.cluster.watch import Watch
+from tests.support.installation import install_python
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.cluster.cluster import Job
     from tests.cluster.processes import Process
     from tests.cluster.site import Site
@@ -296,7 +301,7 @@ def test_a_relocated_environment_works_at_its_destination(site: Site) -> None:
     (site.shared("env") / "bin/tool").chmod(0o755)
     modules = next(site.shared("env").glob("lib/python3*/site-packages/pip"))
     use = "/nvme/env/bin/tool; . /nvme/env/bin/activate; echo $VIRTUAL_ENV; which tool"
-    wish = "--stage=/shared/env:/nvme/env,relocate=venv"
+    wish = "--stage=/shared/env:/nvme/env"
     with Watch(modules) as watch:
         assert site.sbatch("true", TWO, wish).wait().exit_code == "0:0"
     assert watch.opened > 0
@@ -310,6 +315,53 @@ def test_a_relocated_environment_works_at_its_destination(site: Site) -> None:
     assert sorted(lines) == sorted(
         [f"/nvme/env /nvme/env/{pip}/__init__.py", "/nvme/env", "/nvme/env/bin/tool"] * 2
     )
+
+
+SOFTWARE = "/shared/software"
+#: What a job does with the environment; nothing of it may come from shared storage.
+USE = """
+. /nvme/project/.venv/bin/activate && pip --version && python -c '
+import ctypes, project, sqlite3, ssl, sys; print(sys.prefix, sys.base_prefix)'
+"""
+
+
+@pytest.fixture
+def project(site: Site) -> Iterator[str]:
+    """A project with an environment, whose Python is of its own, on storage that is mounted."""
+    folder, image = site.shared("software"), "/shared/software.ext4"
+    install_python(folder / "python", f"{SOFTWARE}/python")
+    path = f"{SOFTWARE}/project"
+    site.run(["mkdir", "-p", f"{path}/src"], user="root")
+    (folder / "project/src/project.py").touch()
+    site.run(f"chown -R alice {SOFTWARE}", user="root")
+    site.run(f"{SOFTWARE}/python/bin/python3 -m venv {path}/.venv", timeout=120)
+    (packages,) = (folder / "project/.venv").glob("lib/python3*/site-packages")
+    (packages / "__editable__.project.pth").write_text(f"{path}/src\n")
+    make = f"/sbin/mkfs.ext4 -q -d {SOFTWARE} {image} 500M && rm -rf {SOFTWARE}/*"
+    site.run(make, user="root")
+    mounted = [partial(site.run, user="root", on=node) for node in NODES]
+    for run in mounted:
+        run(["mount", "-o", "loop,ro", image, SOFTWARE])
+    yield path
+    for run in mounted:
+        run(["umount", SOFTWARE], check=False)
+    site.run(["rm", "-rf", SOFTWARE, image], user="root")
+
+
+def test_an_environment_in_a_project_works_without_shared_storage(site: Site, project: str) -> None:
+    wish = f"--stage={project}:/nvme/project"
+    assert site.sbatch("true", TWO, wish).wait().exit_code == "0:0"
+    job = site.sbatch("true", TWO, wish)
+    assert job.wait().exit_code == "0:0"
+    assert re.match(rf"stage: /nvme/project: current on {ON_ALL}, nothing moved", job.output())
+    for node in NODES:
+        site.run(["umount", SOFTWARE], user="root", on=node)
+    job = site.sbatch(f"srun bash -c {shlex.quote(USE)}", TWO)
+    assert job.wait().exit_code == "0:0", job.output()
+    env = "/nvme/project/.venv"
+    pip, used = sorted(set(job.output().splitlines()), key=len, reverse=True)
+    assert f" from {env}/lib/python3" in pip
+    assert used == f"{env} {env}/.python"
 
 
 CHANGE = """

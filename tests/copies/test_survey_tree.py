@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stager.base.errors import DestinationError
-from stager.base.options import Mode, Options, Relocate, Share, Validate
+from stager.base.options import Mode, Options, Share, Validate
 from stager.copies.survey import Reason
 from stager.copies.survey_tree import judge_tree, survey_tree
 from stager.copies.verify import Fault, fault_of
@@ -57,7 +57,7 @@ def judged(item: StageItem, record: Record | None, source: Source = FOLDER) -> R
         (SPREAD, WHOLE, Reason.NOT_SPLIT),
         (having(SPREAD, by="part-{n}"), PART, Reason.SPLIT_DIFFERENTLY),
         (having(SPREAD, by=""), PART, Reason.SPLIT_DIFFERENTLY),
-        (having(COPIED, relocate=Relocate.VENV), PART, Reason.RELOCATED_DIFFERENTLY),
+        (COPIED, replace(WHOLE, tree=replace(TREE, relocation="no")), Reason.RELOCATED_DIFFERENTLY),
         (having(COPIED, share=Share.GROUP), WHOLE, Reason.SHARED_DIFFERENTLY),
         (COPIED, replace(WHOLE, share="all"), Reason.SHARED_DIFFERENTLY),
         (having(SPREAD, validate=Validate.ALWAYS), WHOLE, Reason.ALWAYS),

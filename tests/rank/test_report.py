@@ -18,7 +18,6 @@ from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
 from stager.request.items import StageItem
 from stager.source.facts import Source
-from stager.tree.venv import Interpreter
 
 if TYPE_CHECKING:
     from stager.rank.task import Task
@@ -30,7 +29,6 @@ SURVEYS = [
     Survey("n1", Reason.ABSENT, ""),
     Survey("n2", Reason.ABSENT, ""),
 ]
-NOTE = "note: the environment's interpreter /home/py/bin/python is still read from shared storage"
 
 
 def task(
@@ -141,30 +139,12 @@ def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys()
     assert item_report(archive, surveys, Delivered("digest"), 1.0).tree == Counts(7)
 
 
-@pytest.mark.parametrize(
-    ("at", "is_shared", "note"),
-    [
-        ("", True, f"{NOTE}; to avoid that, the same job must also stage /home/py"),
-        ("/nvme/py/bin/python", True, ""),
-        ("", False, ""),
-    ],
-)  # fmt: skip
-def test_an_interpreter_on_shared_storage_is_noted(at: str, note: str, *, is_shared: bool) -> None:
-    interpreter = Interpreter("/home/py/bin/python", frozenset(), is_shared, at)
-    source = Source(FILE.facts, 0o755, 0, 9, 3, "digest", interpreter)
-    plan = TransferPlan(9, (), (0,), (0,), False, "digest")
-    assert item_report(task(plan, source), SURVEYS, Delivered("digest"), 1.0).note == note
-
-
-def test_an_environment_that_is_not_relocated_is_noted_when_it_moves() -> None:
-    source = replace(FOLDER, is_left_alone=True)
+def test_an_environment_that_cannot_work_is_noted_also_when_it_is_current() -> None:
+    source = replace(FOLDER, environment_note="note: it cannot")
     current = TransferPlan(9, (), (0,), (0,), False, "digest")
-    assert item_report(task(current, source), SURVEYS, Delivered("digest"), 1.0).note == ""
-    moved = task(replace(current, receivers=(1, 2)), source)
-    assert item_report(moved, SURVEYS, Delivered("digest"), 1.0).note == (
-        "note: /shared/x is a Python environment: without relocate=venv, the scripts of the copy "
-        "may still use the environment there"
-    )
+    for plan in (current, replace(current, receivers=(1, 2))):
+        one = task(plan, source)
+        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == "note: it cannot"
 
 
 @pytest.mark.parametrize(

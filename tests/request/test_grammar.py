@@ -690,8 +690,6 @@ def test_only_a_compressed_file_is_decompressed(source: str) -> None:
         ("extract,decompress", "extract"),
         ("decompress,mode=shard", "mode=shard"),
         ("mode=shard,by={n},decompress", "mode=shard"),
-        ("decompress,relocate=venv", "relocate=venv"),
-        ("verify=readback,relocate=venv,decompress", "relocate=venv"),
     ],
 )
 def test_what_cannot_be_combined_with_decompress_is_refused(options: str, option: str) -> None:
@@ -701,7 +699,7 @@ def test_what_cannot_be_combined_with_decompress_is_refused(options: str, option
 
 
 def test_decompress_may_be_combined_with_defaults() -> None:
-    (directive,) = parse_value("/a.gz:/b,mode=copy,relocate=none,decompress,share=all")
+    (directive,) = parse_value("/a.gz:/b,mode=copy,relocate=auto,decompress,share=all")
     assert directive.options == Options(decompress=ITSELF, share=Share.ALL)
 
 
@@ -723,7 +721,7 @@ def test_decompress_may_be_combined_with_defaults() -> None:
             Directive("/a", "/b", Options(mode=Mode.SHARD, by="a,{n}")),
         ),
         (
-            "/a:/b,mode=shard,relocate=none,exclude=*.pyc",
+            "/a:/b,mode=shard,relocate=auto,exclude=*.pyc",
             Directive("/a", "/b", Options(exclude=("*.pyc",), mode=Mode.SHARD)),
         ),
     ],
@@ -750,8 +748,6 @@ def test_a_folder_may_be_spread_over_the_nodes(text: str, directive: Directive) 
         ("/a:/b,validate=always,by={n},mode=copy", "'by' needs mode=shard", 22),
         ("/a.zip:/b,extract,mode=shard", "'extract' cannot be combined with mode=shard", 10),
         ("/a.zip:/b,mode=shard,extract", "'extract' cannot be combined with mode=shard", 21),
-        ("/a:/b,mode=shard,relocate=venv", "'relocate' cannot be combined with mode=shard", 17),
-        ("/a:/b,relocate=venv,mode=shard", "'relocate' cannot be combined with mode=shard", 6),
     ],
 )
 def test_a_mode_that_is_wrong_is_refused(text: str, problem: str, column: int) -> None:
@@ -770,10 +766,6 @@ def test_a_mode_that_is_wrong_is_refused(text: str, problem: str, column: int) -
             "hf://o/m:/b,decompress=*.gz,layout=hub", 12,
             "'decompress=*.gz' cannot be combined with layout=hub",
         ),
-        (
-            "hf://o/m:/b,relocate=venv,layout=hub", 12,
-            "'relocate=venv' cannot be combined with layout=hub",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_laid_out_as_a_hubs_cache_is_refused(
@@ -782,7 +774,7 @@ def test_what_cannot_be_laid_out_as_a_hubs_cache_is_refused(
     assert value_fault(text) == message(problem, text, at)
 
 
-@pytest.mark.parametrize("option", ["share=all", "share=group", "relocate=venv"])
+@pytest.mark.parametrize("option", ["share=all", "share=group"])
 def test_what_cannot_be_combined_with_links_that_are_followed_is_refused(option: str) -> None:
     for options in (f"links=follow,{option}", f"{option},links=follow"):
         text = f"/a:/b,{options}"

@@ -7,17 +7,13 @@ from dataclasses import replace
 import pytest
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
-from stager.base.options import ITSELF, Links, Mode, Options, Relocate
+from stager.base.options import ITSELF, Links, Mode, Options
 from stager.request.items import StageItem
 from stager.request.kinds import check_options
 
 FILE, FOLDER = False, True
 
 REFUSED: dict[str, tuple[Options, bool, bool, StageError]] = {
-    "relocate a file": (
-        Options(relocate=Relocate.VENV), False, FILE,
-        UsageError("/shared/x is not a folder; relocate is for Python environments"),
-    ),
     "spread a file": (
         Options(mode=Mode.SHARD), False, FILE,
         UsageError("/shared/x is not a folder; mode=shard is for folders"),
@@ -81,8 +77,6 @@ def test_options_that_do_not_fit_the_source_are_refused(
         (Options(extract=True), False, FILE),
         (Options(decompress=ITSELF), False, FILE),
         (Options(decompress=ITSELF), True, FILE),
-        (Options(relocate=Relocate.VENV), False, FOLDER),
-        (Options(relocate=Relocate.VENV, extract=True), False, FILE),
         (Options(mode=Mode.SHARD), False, FOLDER),
         (Options(links=Links.FOLLOW), False, FOLDER),
     ],

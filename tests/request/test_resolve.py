@@ -19,7 +19,6 @@ from stager.base.options import (
     Lifetime,
     Mode,
     Options,
-    Relocate,
     Share,
     Validate,
     Verify,
@@ -494,18 +493,6 @@ def test_a_model_in_the_layout_of_a_hub_has_the_name_that_programs_look_for() ->
         "/nvme/hub/model: with layout=hub the last part of the destination must be "
         "models--org--model, for which programs look in HF_HUB_CACHE; write /nvme/hub/ with a '/' "
         "at its end"
-    )
-
-
-def test_the_path_of_a_relocated_environment_has_no_blank() -> None:
-    options = Options(relocate=Relocate.VENV)
-    [item] = resolve([Directive("/shared/env", "/nvme/env,4", options)], Policy(roots=("/nvme",)))
-    assert item.destination == "/nvme/env,4"
-    with pytest.raises(UsageError) as caught:
-        resolve([Directive("/shared/env", "/nvme/env 4", options)], Policy(roots=("/nvme",)))
-    assert str(caught.value) == (
-        "/nvme/env 4 has a character that the path of a relocated Python environment cannot have; "
-        "choose a DST of letters, digits and . _ - + @ % = , : ~ only"
     )
 
 
