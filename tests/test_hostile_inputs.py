@@ -86,11 +86,11 @@ def listing(tmp_path: Path) -> Listing:
     return walk(str(folder))
 
 
-RECORD = """{"version": 6, "source": "/data/img", "destination": "/nvme/img",
+RECORD = """{"version": 7, "source": "/data/img", "destination": "/nvme/img",
  "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40, "revision": ""},
  "copy_facts": {"size": 10, "mtime_ns": -20, "inode": 50, "owner": 60},
  "digest": "00112233445566778899aabbccddeeff", "staged_at": 70, "used_at": 80, "used_by_job": 90,
- "lifetime": "cache", "pinned": false, "decompressed": false, "tree": null}"""
+ "lifetime": "cache", "pinned": false, "decompressed": false, "share": "none", "tree": null}"""
 
 
 def test_records() -> None:
@@ -126,7 +126,7 @@ def test_lists_of_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STATUS = NodeStatus(
-    [Entry("/nvme/a", "/data/a", 1, "0" * 32, 2, 3, 4, "cache", False, [5], "whole", 6, False)],
+    [Entry("/nvme/a", "/data/a", 1, "0" * 32, 2, 3, 4, "cache", False, [5], "ready", 6, False)],
     [DiskRoom("/nvme", 1, 2)],
     [Unread("/nvme/x", "why")],
 )
@@ -165,9 +165,9 @@ ENTRY = list(STATUS.entries[0])
         (STATUS, {"entries": [[*ENTRY[:9], ["huge"], *ENTRY[10:]]]}),
         (RESULT, {"enough": [{"root": "/nvme", "free": "huge"}]}),
         (RESULT, {"stay": [{"destination": "huge", "why": ""}]}),
-        (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge", "own": 0, "names": []}]}),
-        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "own": "huge", "names": []}]}),
-        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "names": [], "gone": "huge"}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": "huge"}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "kept": "huge"}]}),
+        (RESULT, {"done": [{"destination": "/nvme/a", "size": 1, "gone": "huge"}]}),
     ],
 )
 def test_numbers_with_which_arithmetic_fails(

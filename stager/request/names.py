@@ -260,7 +260,8 @@ class _Filling:
         origins = [at for part, at in parts for _ in part]
         begin = 0
         for name in filled.split("/"):
-            at = max(origins[begin : begin + len(name)], default=-1)
+            # The '/' on either side makes it a '..' just as well.
+            at = max(origins[max(begin - 1, 0) : begin + len(name) + 1], default=-1)
             if name == ".." and at >= 0:
                 raise self._piece.fault("this brings a '..' into the path; write it whole", at)
             begin += len(name) + 1

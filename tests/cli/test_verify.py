@@ -99,7 +99,7 @@ def test_a_file_with_other_contents_and_permissions_is_named_once(desk: Desk) ->
         (source / name).write_text("staged")
     assert desk.local("stage", f"{source}:/nvme/set").code == 0
     for name in ("a", "b"):
-        desk.copy(1, f"/nvme/set/{name}").chmod(0o600)
+        desk.copy(1, f"/nvme/set/{name}").chmod(0o640)
     desk.copy(1, "/nvme/set/a").write_text("mine")
     assert desk.simulated("verify") == Ran(
         7,
@@ -120,7 +120,7 @@ def test_changed_permissions_in_a_folder_end_verify_with_7(desk: Desk) -> None:
     assert desk.local("stage", value).code == 0
     desk.copy(1, "/nvme/set/twin").chmod(0o644)
     desk.copy(2, "/nvme/set/sub").chmod(0o777)
-    desk.copy(3, "/nvme/set").chmod(0o700)
+    desk.copy(3, "/nvme/set").chmod(0o750)
     changed = "/nvme/set: permissions in it were changed:"
     assert desk.simulated("verify") == Ran(
         7,

@@ -78,12 +78,12 @@ def listed(user: int, disk: Path) -> list[tuple[str, str, int]]:
 
 
 def test_root_lists_and_removes_the_copies_of_the_one_user(disk: Path) -> None:
-    assert listed(USER, disk) == [(f"/nvme/{USER}", "whole", USER)]
+    assert listed(USER, disk) == [(f"/nvme/{USER}", "ready", USER)]
     gone = NodeResult([Done(f"/nvme/{USER}", 4096)])
     assert evict(USER, disk, older=60, dry_run=True) == gone
     assert evict(USER, disk, older=60) == gone
     assert listed(USER, disk) == []
-    assert listed(OWNER, disk) == [(f"/nvme/{OWNER}", "whole", OWNER)]
+    assert listed(OWNER, disk) == [(f"/nvme/{OWNER}", "ready", OWNER)]
     lists = f"stagectl status --user {USER} lists what is staged"
     absent = f"/nvme/{OWNER} is no copy of {USER} here; {lists}"
     refused = NodeResult(refused=[Refused(2, absent, f"/nvme/{OWNER}")])

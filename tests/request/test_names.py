@@ -152,9 +152,20 @@ def test_an_srun_is_checked_with_the_names_of_its_job() -> None:
     assert directive.destination == "/b/17_0/%x"
 
 
-@pytest.mark.parametrize("text", ["$UP/a:/b", "/a/$DOT.:/b", "/a/.$DOT/b:/b", "$UP:/b", "@$UP:/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$UP/a:/b",
+        "/a/$DOT.:/b",
+        "/a/.$DOT/b:/b",
+        "$UP:/b",
+        "@$UP:/b",
+        "/a/..$ROOT:/b",
+        "/a$ROOT..:/b",
+    ],
+)
 def test_nothing_that_is_filled_in_climbs(text: str) -> None:
-    names = replace(NAMES, environment={"UP": "/x/..", "DOT": "."})
+    names = replace(NAMES, environment={"UP": "/x/..", "DOT": ".", "ROOT": "/"})
     assert fault(text, names) == message(
         "this brings a '..' into the path; write it whole", text, text.index("$")
     )
