@@ -780,5 +780,5 @@ def test_what_cannot_be_combined_with_links_that_are_followed_is_refused(option:
         text = f"/a:/b,{options}"
         problem = f"'{option}' cannot be combined with links=follow"
         assert value_fault(text) == message(problem, text, text.index(option))
-    (directive,) = parse_value("/a:/b,links=follow,share=none,relocate=none,mode=shard")
+    (directive,) = parse_value("/a:/b,links=follow,share=none,relocate=auto,mode=shard")
     assert directive.options == Options(links=Links.FOLLOW, mode=Mode.SHARD)
