@@ -132,9 +132,9 @@ def test_changed_permissions_in_a_folder_end_verify_with_7(desk: Desk) -> None:
         ),
     )
     assert desk.simulated("status", "--by", "file").out.count("damaged") == 1
-    desk.copy(1, "/nvme/set/twin").chmod(0o755)
-    desk.copy(2, "/nvme/set/sub").chmod(0o755)
-    desk.copy(3, "/nvme/set").chmod(0o755)
+    desk.copy(1, "/nvme/set/twin").chmod(0o700)
+    desk.copy(2, "/nvme/set/sub").chmod(0o700)
+    desk.copy(3, "/nvme/set").chmod(0o700)
     assert desk.simulated("verify").code == 0
     assert "damaged" not in desk.simulated("status").out
     assert "current on" in desk.local("stage", value).out
