@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Resolve relative paths from the current folder (AT_FDCWD of fcntl.h).
-_CURRENT_FOLDER = -100
 #: Options of prctl(2): send this process a signal when its parent ends, and let other processes of
 #: the user trace it.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
@@ -32,9 +30,8 @@ _NO_OPENAT2 = (errno.ENOSYS, errno.EPERM)
 IS_LINK = (errno.ELOOP, errno.ENOTDIR)
 #: To pass through a folder, if it is no symbolic link.
 PASS_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Flags of unshare(2): a current folder, a root and a mask of its own (CLONE_FS), and a network of
-#: its own (CLONE_NEWNET).
-_OWN_FOLDER, _OWN_NETWORK = 0x00000200, 0x40000000
+#: The flag of unshare(2) for a network of its own (CLONE_NEWNET).
+_OWN_NETWORK = 0x40000000
 #: What brings an interface up: the requests of ioctl(2) to read and to set its flags, and a struct
 #: ifreq (netdevice(7)).
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
@@ -134,11 +131,6 @@ def mount_tmpfs(path: str, flags: MountFlag, options: str) -> None:
 def unmount(path: str, flags: UnmountFlag) -> None:
     """Unmount what was mounted last at ``path``. Needs root."""
     _check(_libc.umount2(os.fsencode(path), flags))
-
-
-def leave_shared_folder() -> bool:
-    """Give this thread a current folder of its own. Return False if that is forbidden here."""
-    return bool(_libc.unshare(_OWN_FOLDER) == 0)
 
 
 def sync_filesystem(descriptor: int) -> None:

@@ -207,10 +207,6 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _is_path_or_nothing(text: str) -> bool:
-    return not text or _is_path(text)
-
-
 def _is_source(text: str) -> bool:
     return _is_path(text) or ("://" in text and _is_short(text))
 

@@ -5,8 +5,6 @@ Each rule is a short function of `NODE_RULES` that yields findings.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import stat
 from typing import TYPE_CHECKING
@@ -43,8 +41,7 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
-#: What a user is told who may write in no folder of root's; and for one that is not there.
-_FORBIDDEN = tuple(map(os.strerror, (errno.EACCES, errno.EPERM)))
+#: What is told for a folder of root's that is not there.
 _MAKE = "restart slurmd, which makes it (without the plugin, Prolog does)"
 
 

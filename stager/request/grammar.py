@@ -88,11 +88,6 @@ def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
     return tuple(_directive(piece, names) for piece in whole.split(SEPARATOR))
 
 
-def split_value(text: str) -> list[str]:
-    """Return the texts of the directives that ``text`` joins. Raise DirectiveError."""
-    return [text[piece.at : piece.places[-1]] for piece in read(text).split(SEPARATOR)]
-
-
 def parse_line(line: str, names: Names) -> tuple[Directive, ...]:
     """Return the directives of one ``#STAGE`` line. Raise DirectiveError."""
     start = len("#STAGE")

@@ -519,16 +519,6 @@ class Policy(_Section):
         """The folders beneath which users may stage."""
         return self.destinations or self.roots
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_old_key(cls, document: Any) -> Any:
-        if isinstance(document, dict) and "shared_roots" in document:
-            raise ValueError(
-                "shared_roots was renamed: write roots in [shared], and owner, the account "
-                "whose jobs stage there"
-            )
-        return document
-
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
         for folder in self.destinations:

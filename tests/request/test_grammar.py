@@ -13,7 +13,7 @@ from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import ITSELF, Lifetime, Links, Mode, Options, Share, Validate, Verify
 from stager.base.text import showable
 from stager.request.directive import Directive, print_value
-from stager.request.grammar import MAX_LIST, split_value
+from stager.request.grammar import MAX_LIST
 from tests.support.directives import (
     BASH,
     DIRECTIVES,
@@ -157,14 +157,12 @@ def test_no_separator_between_directives_is_lost(texts: list[str]) -> None:
     # A backslash at the end would escape the ';'.
     if whole and not any(text.endswith("\\") for text in whole[:-1]):
         assert parse_value(joined) == tuple(directives)
-        assert len(split_value(joined)) == len(directives)
 
 
 @settings(max_examples=500, deadline=None)
 @given(DIRECTIVES, DIRECTIVES)
 def test_nothing_of_a_path_is_taken_for_a_separator(one: Directive, other: Directive) -> None:
     assert parse_value(f"{one};{other}") == (one, other)
-    assert split_value(f"{one};{other}") == [str(one), str(other)]
 
 
 # a value that is refused

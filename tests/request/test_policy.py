@@ -609,15 +609,8 @@ def test_folders_that_contradict_each_other_are_refused(path: Path, text: str, f
             '[shared]\nowner = "x"',
             "shared.owner: this node knows no user 'x'; create the account, or correct the name",
         ),
-        (
-            'shared_roots = ["/nvme/all"]',
-            (
-                "shared_roots was renamed: write roots in [shared], and owner, the account whose "
-                "jobs stage there"
-            ),
-        ),
     ],
-    ids=["none", "root", "unknown", "as before"],
+    ids=["none", "root", "unknown"],
 )
 def test_files_for_all_users_belong_to_an_account_that_is_not_root(
     path: Path, text: str, fault: str
