@@ -48,6 +48,7 @@ IMAGE = "/shared/img.sqsh"
 COPY = "/nvme/img.sqsh"
 SHARED_ROOT = "/nvme/shared"
 POLICY = 'roots = ["/nvme"]\n'
+UNLIMITED = f"{POLICY}[cache]\nkeep_free = 0\nuser_limit = 0\n"
 PLUGSTACK = f"required {PREFIX}/lib/spank_stage.so python={PYTHON} config=/etc/slurm/stage.toml\n"
 
 #: Seconds that nothing takes, however busy the machine is, unless it waits for what does not come.
@@ -139,7 +140,7 @@ class Site(Cluster):
             if not usual:
                 yield
                 return
-            with self.policy(f"{POLICY}[cache]\nkeep_free = 0\nuser_limit = 0\n"):
+            with self.policy(UNLIMITED):
                 yield
 
     @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
 from tests.cluster.mid_transfer import SLOW, slow_source
-from tests.cluster.site import PLUGSTACK, PREFIX, STAGECTL, digest
+from tests.cluster.site import PLUGSTACK, PREFIX, STAGECTL, UNLIMITED, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,8 @@ def small_disk(site: Site, node: str = "n1", size: str = "200M") -> Iterator[Non
     site.remount_nvme(node, "loop", size)
     site.restart_slurmd(node)
     try:
-        yield
+        with site.policy(UNLIMITED):
+            yield
     finally:
         site.restore_nvme(node)
         site.restart_slurmd(node)
@@ -288,7 +289,7 @@ def test_headroom_evicts_copies_of_any_user(site: Site) -> None:
     with small_disk(site):
         stage(site, "f1", user="bob")
         stage(site, "f2")
-        with site.policy('roots = ["/nvme"]\n[cache]\nheadroom = "100MB"\n'):
+        with site.policy(f'{UNLIMITED}headroom = "100MB"\n'):
             stage(site, "f3", nodes="n1")
             site.assert_healthy()
         assert held(site, "n1") == ["f3"]
@@ -301,7 +302,7 @@ def test_headroom_takes_no_further_copy_for_a_folder_with_files_of_ones_own(site
         stage(site, "few", nodes="n1")
         site.run("echo mine >/nvme/few/mine", on="n1")
         stage(site, "f1", "f2", nodes="n1")
-        with site.policy('roots = ["/nvme"]\n[cache]\nheadroom = "80MB"\n'):
+        with site.policy(f'{UNLIMITED}headroom = "80MB"\n'):
             stage(site, "f3", nodes="n1")
             site.assert_healthy()
         assert held(site, "n1") == ["f2", "f3"]
