@@ -271,7 +271,7 @@ class RoomPlan:
         self._whole = sum(max(one.need, one.whole) for one in needs)
         self._is_estimate = any(one.is_estimate for one in needs)
         self._free = free_space(_existing(needs[0].cache), space)
-        self._limit = amount_of(space.user_limit, self._free.size)
+        self._limit = amount_of(space.limit_in(self._root), self._free.size)
         self._need = sum(one.need for one in needs)
         self._beside = max(0, _BESIDE - self._free.reserve)
         self._disk = disk

@@ -47,7 +47,7 @@ class ImageCargo(FileCargo):
         # What is there for a moment only shall not exceed the user's limit.
         space = self.task.space
         disk = free_space(existing_folder_above(f"{self.task.cache.folder}/"), space).size
-        most = amount_of(space.user_limit, disk) or inf
+        most = amount_of(space.limit_in(self.task.item.root), disk) or inf
         return int(max(copy, min(copy + _WHILE_MADE * self.task.source.allocated, most)))
 
     def need_in_all(self) -> int:

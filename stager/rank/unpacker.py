@@ -168,8 +168,9 @@ def room_to_unpack(task: Task) -> int:
     space, destination = task.space, task.item.destination
     free = free_space(task.cache.folder, space)
     room = max(0, free.usable)
-    if not space.user_limit:
+    limit = space.limit_in(task.item.root)
+    if not limit:
         return room
     copies = find_candidates(task.cache, task.node.disk)
     used = sum(one.size for one in copies if one.record.destination != destination)
-    return min(room, amount_of(space.user_limit, free.size) - used)
+    return min(room, amount_of(limit, free.size) - used)

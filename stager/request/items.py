@@ -110,6 +110,10 @@ class Space:
     unpacked_size: int = UNPACKED_SIZE
     unpacked_members: int = UNPACKED_MEMBERS
 
+    def limit_in(self, root: str) -> Amount:
+        """Return the most of a user's in a root; 0 for no limit, as in one that is his own."""
+        return 0 if root in self.private else self.user_limit
+
 
 def _new_key() -> str:
     return os.urandom(KEY_SIZE).hex()

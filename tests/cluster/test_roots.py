@@ -98,7 +98,7 @@ ls -A /run/slurm-stage/$UID
     assert said.count(digest(source)) == 2
     for name, what in (
         ("sub/x", "2.9 MiB"),
-        ("sub/x", "ready"),
+        ("sub/x", "current"),
         ("y", "2.9 MiB"),
         ("z", "2.9 MiB"),
     ):

@@ -104,7 +104,7 @@ def test_a_file_of_the_users_own_is_replaced_only_if_the_user_says_so(site: Site
     plan = site.sbatch(f"{STAGECTL} plan /shared/data:/nvme/data", "-N4")
     assert plan.wait().exit_code == "6:0"
     assert "n2: /nvme/data is a plain file that was not staged" in plan.output()
-    note = "1 file that was not staged, or was changed since, was replaced"
+    note = "what was not staged, or was changed since, was replaced"
     keep = "write what you want to keep elsewhere\n"
     job = site.sbatch("true", "-N4", "--stage=/shared/data:/nvme/data,replace")
     assert job.wait().exit_code == "0:0"
