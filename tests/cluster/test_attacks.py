@@ -1468,6 +1468,6 @@ def test_a_name_forges_no_line_on_the_terminal_of_another_user(site: Site) -> No
     assert (done.returncode, done.stdout) == (7, "")
     shown = "x?stage: all copies verified?]0;taken?"
     assert done.stderr == (
-        f"stage: n1: /nvme/set: 1 file is missing, or not as staged: {shown}; keep what is yours "
-        f"({shown}) elsewhere, then stage it again with the option replace\n"
+        f"stage: n1: /nvme/set: 1 file is missing, or not as staged: {shown}; keep what you "
+        f"changed ({shown}) elsewhere, then stage it again with the option replace\n"
     )

@@ -245,7 +245,7 @@ def test_a_decompressed_file_is_listed_verified_planned_and_evicted(site: Site) 
     assert job.wait().exit_code == "0:0", job.output()
     same, _, row, *told = job.output().splitlines()
     assert same == "same"
-    assert re.fullmatch(r"n\[1-4\] +/nvme/set +21.0 MiB +\d+ s ago +current .*", row)
+    assert re.fullmatch(r"n\[1-4\] +/nvme/set +21.0 MiB +\d+ s ago +ready .*", row)
     assert [line for line in told if line.startswith("stage:")] == [
         "stage: /nvme/set: verified on n[1-4] (4 nodes)",
         "stage: /nvme/set: current on n[1-4] (4 nodes), nothing would move",

@@ -453,7 +453,7 @@ def test_stagectl_inside_a_job(site: Site) -> None:
     job = site.sbatch(script, TWO)
     assert job.wait().exit_code == "0:0"
     would = r"stage: /nvme/a: 2\.9 MiB would move from /shared/a to n\[1-2\] \(2 nodes\) \(absent\)"
-    row = rf"n\[1-2\] +/nvme/a +2\.9 MiB +\d+ s ago +current +job {job.id} +/shared/a +{job.id}"
+    row = rf"n\[1-2\] +/nvme/a +2\.9 MiB +\d+ s ago +ready +job {job.id} +/shared/a +{job.id}"
     room = r"/nvme: \S+ .iB( to \S+ .iB)? free of .*"
     check_lines(
         job.output(), would, staged("a", ALL), r"NODE +DST +SIZE +STAGED .*", row,
