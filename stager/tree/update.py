@@ -259,15 +259,17 @@ class Update:
         return []
 
     def _own_in(self, place: _Place) -> Iterator[str]:
-        """Yield the paths in a staged folder that make room for a file, and were not staged."""
+        """Yield the paths in a staged folder that make room for a file, and are not as staged."""
         folders = [place.path]
         for path in folders:  # grows while it is read
             entry = linux.open_beneath(self._top, path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 with os.scandir(entry) as entries:
                     for one in entries:
-                        inner = path + b"/" + os.fsencode(one.name)
-                        if _row_of(self._old, inner) < 0:
+                        name = os.fsencode(one.name)
+                        inner, there = path + b"/" + name, os.lstat(name, dir_fd=entry)
+                        row = _row_of(self._old, inner)
+                        if row < 0 or _state(self._old, row, there, name, entry) is State.CHANGED:
                             yield text_of(inner)
                         elif one.is_dir(follow_symlinks=False):
                             folders.append(inner)

@@ -272,6 +272,20 @@ def test_what_comes_in_the_way_after_the_look_is_kept_and_named_until_it_is_move
     assert copy.seen() == {"a": "2", "b": "2", "c": FOLDER}
 
 
+def test_what_is_changed_in_a_folder_that_becomes_a_file_is_kept_and_named(copy: Copy) -> None:
+    copy.stage({"a": FOLDER, "a/x": "1", "a/y": FOLDER, "a/y/z": "1"})
+    with copy.updating({"a": "2"}) as renewal:
+        renewal.take(0)  # and the process ends
+        (copy.path / "a/y/z").write_text("mine")
+        for _ in range(2):
+            with pytest.raises(DestinationError, match=r"holds 1 file .*: a/y/z; it is kept"):
+                renewal.take()
+        assert (copy.path / "a/y/z").read_text() == "mine"
+        (copy.path / "a/y/z").unlink()
+        renewal.take()
+    assert copy.seen() == {"a": "2"}
+
+
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
 def test_a_link_in_the_place_of_a_folder_is_not_followed(copy: Copy, target: str) -> None:
     elsewhere = copy.path.parent / "elsewhere"
