@@ -453,7 +453,8 @@ class _Look:
 
         A link to another link in the environment stays as it is.
         """
-        with os.scandir(f"{self._where}/bin") as entries:
+        # A folder of data may have a file of that name.
+        with suppress(OSError), os.scandir(f"{self._where}/bin") as entries:
             for entry in entries:
                 if entry.is_symlink() and os.path.realpath(entry.path) == interpreter:
                     target = os.path.join(f"{self._where}/bin", os.readlink(entry.path))

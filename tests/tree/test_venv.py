@@ -229,6 +229,14 @@ def test_environments_are_folders_with_a_mark_and_programs() -> None:
     assert environments_in(listing) == [b"", b"b/c"]
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_folder_without_programs_can_have_a_bin(tmp_path: Path, is_file: bool) -> None:
+    (tmp_path / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tmp_path / "bin").write_text("data") if is_file else (tmp_path / "bin").symlink_to("nowhere")
+    ((environment,), _) = found_in(tmp_path)
+    assert environment.links == ()
+
+
 def test_a_program_finds_the_libraries_beside_it(tmp_path: Path) -> None:
     home = tmp_path / "home-of-an-interpreter"
     for folder in (home, home / "bin", home / "lib"):
