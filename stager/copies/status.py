@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
     - ``ready``: the copy is as recorded, and so is its source, as far as that was looked at: not
       in a store, not of another user, and not the contents of a folder;
-    - ``outdated``: the source changed;
+    - ``outdated``: the source changed, or the copy is being updated;
     - ``changed``: the copy changed;
     - ``damaged``: its bytes were found to differ from its digest, and it was not staged since;
     - ``missing``: the copy was removed.
@@ -319,6 +319,8 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
         return "changed"
     if record.is_damaged:
         return "damaged"
+    if cache.is_updating(record.destination):  # it may have files of two versions
+        return "outdated"
     if sources is None or is_url(record.source):  # a store would have to be asked
         return "ready"
     if record.source not in sources:

@@ -150,11 +150,17 @@ def _copy_hard_linked(node: Node) -> None:
     os.link(node.copy, node.copy.with_name("other"))
 
 
+def _update_cut_off(node: Node) -> None:
+    cache = open_cache(str(node.root), os.getuid())
+    os.makedirs(cache.update_path(node.entry.destination))
+
+
 STATES: dict[Callable[[Node], None], str] = {
     _nothing: "ready",
     _source_touched: "outdated",
     _source_replaced: "outdated",
     _source_removed: "ready",
+    _update_cut_off: "outdated",
     _copy_touched: "changed",
     _copy_appended: "changed",
     _copy_replaced: "changed",
