@@ -96,7 +96,8 @@ def _lasting(roots: object) -> list[str]:
 def _folders(section: dict[str, Any], key: str, name: str) -> list[str]:
     folders: Any = section.get(key, [])
     if not isinstance(folders, list) or not all(
-        isinstance(folder, str) and folder.startswith("/") for folder in folders
+        isinstance(folder, str) and folder.startswith("/") and folder.strip("/")
+        for folder in folders
     ):
         raise ValueError(f"{name} is not a list of absolute paths")
     return folders

@@ -63,6 +63,7 @@ def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: st
         ),
         ('[metrics]\ntextfile = "here"', "metrics.textfile is not an absolute path"),
         ("[shared]\nroots = 1", "shared.roots is not a list of absolute paths"),
+        ('[shared]\nroots = ["/"]', "shared.roots is not a list of absolute paths"),
         ('[shared]\nroots = ["/nvme/all"]', "shared.roots has no shared.owner"),
         ('[shared]\nowner = "root"', "must not be root, which cannot stage"),
         ("[shared]\nowner = 5", "this node knows no user 5; create the account"),
