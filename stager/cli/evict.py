@@ -75,8 +75,8 @@ def evict(
     """Delete your copies from the disks of the nodes.
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
-    running job are kept. (By DST, a job may delete what `stagectl stage` alone staged in it.) Files
-    that you added or changed there stay. The sources on shared storage are not touched.
+    running job are kept. (By DST, a job may delete what it alone uses.) Files that you added or
+    changed there stay. The sources on shared storage are not touched.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")

@@ -81,7 +81,7 @@ class Command:
     everyone: bool = False
     #: The uid of the account that stages beneath ``shared_roots``.
     shared_owner: int = 0
-    #: The job from which the command comes, 0 outside of jobs: it may evict what it staged by hand.
+    #: The job from which the command comes, 0 outside of jobs: it may evict what it alone uses.
     job: int = 0
     #: The uid of the user whose copies root asks about; None for those of the user who asks.
     #: Messages then name this user in the commands that they propose to root.
