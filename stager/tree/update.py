@@ -305,7 +305,12 @@ class Update:
     def _link(self, row: int, place: _Place) -> None:
         """Make a hard link: first a hidden one, which then replaces what is there."""
         source = self._new.source
-        first = linux.open_beneath(self._top, source.targets[row], os.O_PATH)
+        try:
+            first = linux.open_beneath(self._top, source.targets[row], os.O_PATH)
+        except OSError as error:
+            if error.errno not in _NO_WAY:
+                raise
+            return  # its user removed the file: the next `look` finds that both are gone
         try:
             if place.there and os.path.samestat(os.fstat(first), place.there):
                 return

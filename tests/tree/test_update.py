@@ -286,6 +286,14 @@ def test_what_is_changed_in_a_folder_that_becomes_a_file_is_kept_and_named(copy:
     assert copy.seen() == {"a": "2"}
 
 
+def test_a_hard_link_to_a_file_that_is_gone_is_left_to_the_next_stage(copy: Copy) -> None:
+    copy.stage({"a": "1"})
+    with copy.updating({"a": "1", "b": f"{TWIN} a"}) as renewal:
+        (copy.path / "a").unlink()
+        renewal.take()
+    assert [*look(str(copy.path), copy.table)] == [State.SAME, State.GONE, State.GONE]
+
+
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
 def test_a_link_in_the_place_of_a_folder_is_not_followed(copy: Copy, target: str) -> None:
     elsewhere = copy.path.parent / "elsewhere"
