@@ -113,7 +113,7 @@ class Options:
     share: Share = Share.NONE
     layout: FolderLayout = FolderLayout.PLAIN
     links: Links = Links.KEEP
-    #: Whether staging may destroy the user's own files at the destination; see `copies.own`.
+    #: Whether staging may destroy the user's own files at the destination.
     replace: bool = False
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ _IN_MEMORY = frozenset({"ramfs", "tmpfs"})
 _FULL = 0.05
 #: What a rank reads beneath the prefix before it starts: 70 files (mpi4py 4.1, Python 3.11).
 _RANK_BYTES = 15 << 20
-#: What is told for a folder of root's that is not there.
+#: What to do about a folder of root's that is not there.
 _MAKE = "restart slurmd, which makes it (without the plugin, Prolog does)"
 
 

@@ -110,7 +110,7 @@ dpkg --remove slurm-stage slurm-stage-plugin
 changed
 find /run -name "slurm*"
 srun --help | grep -c -e --stage || true
-dpkg --purge slurm-stage slurm-stage-plugin
+dpkg --purge slurm-stage
 changed
 """
 PRINTED = """\
