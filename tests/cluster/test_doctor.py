@@ -389,7 +389,8 @@ def not_ok(output: str) -> list[str]:
 SILENT = [
     Fault(
         "n2", f"rm {PREFIX}/bin/python3; "
-        f"printf '#!/bin/sh\nexec sleep 12\n' >{PREFIX}/bin/python3; "
+        "printf '#!/bin/sh\ncase $4 in node) exec sleep 12;; esac\nexec sleep 5\n' "
+        f">{PREFIX}/bin/python3; "
         f"chmod 755 {PREFIX}/bin/python3", "", ("no answer within 10 s",),
     ),
     Fault(

@@ -606,7 +606,9 @@ def test_a_destination_beneath_another_is_refused_at_once(site: Site) -> None:
 
 WORLD_OF_ONE = """#!/bin/bash
 args=("$@")
-for i in "${!args[@]}"; do case ${args[i]} in -N|-n) args[i+1]=1;; esac; done
+for i in "${!args[@]}"; do
+    case ${args[i]} in -N|-n) args[i+1]=1;; --nodelist=*) unset "args[i]";; esac
+done
 exec srun "${args[@]}"
 """
 

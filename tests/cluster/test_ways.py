@@ -187,8 +187,9 @@ srun -n1 -N1 --stage={B} echo third"""
 def test_a_second_source_to_one_place_is_refused_within_a_job(site: Site) -> None:
     """Until the copy is evicted. The job's next run after a requeue may begin again."""
     script = f"""
-for source in a b a; do srun -N1 --stage=/shared/$source:/nvme/x true; echo $source $?; done
-srun -N1 {STAGECTL} stage /shared/b:/nvme/x; echo by hand $?
+on="srun -N1 -w $SLURMD_NODENAME"
+for source in a b a; do $on --stage=/shared/$source:/nvme/x true; echo $source $?; done
+$on {STAGECTL} stage /shared/b:/nvme/x; echo by hand $?
 {STAGECTL} evict /nvme/x >&2
 {STAGECTL} stage /shared/b:/nvme/x >&2; echo evicted $?
 if [ -z "$SLURM_RESTART_COUNT" ]; then scontrol requeue $SLURM_JOB_ID; sleep 60; fi"""

@@ -172,7 +172,7 @@ INSTALLED = commands("Install on Debian")
 REMOVED = commands("Remove")
 STAGED = re.compile(
     r"stage: /nvme/bob/some-file: 28\.6 MiB from /shared/some-file to node1 in \S+ s \(\S+ MiB/s a "
-    r"node\)\n-rw-r--r-- 1 bob bob 30000000 .* /nvme/bob/some-file\n"
+    r"node\)\n-rw------- 1 bob bob 30000000 .* /nvme/bob/some-file\n"
 )
 
 
@@ -201,7 +201,7 @@ LEFT = """\
 < /nvme d 755 root
 > /nvme d 1777 root
 > /nvme/bob d 755 bob
-> /nvme/bob/some-file f 644 bob
+> /nvme/bob/some-file f 600 bob
 """
 
 
