@@ -27,6 +27,13 @@ mkdir /run/local/upper /run/local/work
 mount -t overlay none -o lowerdir=/usr/local,upperdir=/run/local/upper,workdir=/run/local/work \\
     /usr/local
 """
+#: Nor is what it removes of the disks and of /run the node's.
+APART = """\
+mount -t tmpfs none /nvme
+mount -t tmpfs none /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay none -o lowerdir=/run,upperdir=/mnt/upper,workdir=/mnt/work /run
+"""
 CANNOT = (
     f"slurm-stage: Slurm cannot load {PLUGIN}, so no line names it; is it built for the Slurm that "
     "is here?\n"
@@ -86,6 +93,25 @@ def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Si
     assert job.wait().exit_code == "0:0"
     assert not site.path("login", LINE).exists()
     site.run("rm /shared/begun /shared/go")
+
+
+def test_what_others_need_stays_when_it_is_removed(out_of_service: Site) -> None:
+    site = out_of_service
+    serve(site, "enable")
+    other, plugstack = f"{FOLDER}/50-other.conf", site.path("login", "/etc/slurm/plugstack.conf")
+    site.run(f"echo 'optional {PREFIX}/lib/other.so' >{other}", user="root")
+    done = serve(site, "remove", APART)
+    assert done.stderr == (
+        f"slurm-stage: {other} names files of {PREFIX}: remove these lines first\n"
+    )
+    assert site.path("login", LINE).exists()
+    site.run(f"echo '# none' >{other}", user="root")
+    assert serve(site, "remove", APART).returncode == 0
+    assert not site.path("login", LINE).exists()
+    assert f"include {FOLDER}/*.conf\n" in plugstack.read_text()
+    site.run(f"rm {other}", user="root")
+    assert serve(site, "remove", APART).returncode == 0
+    assert plugstack.read_text() == "# the site's own\n"
 
 
 @pytest.mark.nightly
