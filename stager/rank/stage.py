@@ -368,10 +368,15 @@ class StageRun:
         if self._context.node.disk:
             return ()
         own, cache = self._context.request.job, one.cache
+        is_own = bool(
+            own and record and record.used_by_job == own and other_source(one.item, record)
+        )
+        if one.item.root in self._context.request.space.of_job:  # of which there are no lists
+            return (own,) if is_own else ()
         if cache not in self._jobs:
             self._jobs[cache] = cache.jobs()
         jobs = {*self._jobs[cache].get(one.item.destination, ())}
-        if not (record and record.used_by_job == own and other_source(one.item, record)):
+        if not is_own:
             jobs.discard(own)
         return tuple(sorted(jobs))
 

@@ -276,6 +276,8 @@ def test_a_jobs_own_folder_is_looked_after_from_elsewhere(site: Site) -> None:
         assert told("evict", "/tmp/f") == "stage: /tmp/f: evicted on n1\n"
         assert "/tmp/f " not in told("status")
         told("stage", "/shared/alice/f:/tmp/g,lifetime=job")
+        second = told("stage", "/shared/bob/f:/tmp/g")
+        assert "/tmp/g was staged from /shared/alice/f by this job; " in second
         for by in ("node", "file"):
             shown = told("status", f"--by={by}")
             assert "/tmp/g" in shown
