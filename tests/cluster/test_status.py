@@ -225,6 +225,7 @@ def test_copies_are_pinned_unpinned_and_evicted_over_the_nodes_of_a_job(site: Si
 
 def test_a_copy_that_a_running_job_uses_is_not_evicted(site: Site) -> None:
     """But for the job itself, if it is the only one."""
+    site.shared("go").unlink(missing_ok=True)
     evict = f"{STAGECTL} evict /nvme/a 2>&1; echo $?"
     user = site.sbatch(f"until [ -e /shared/go ]; do sleep 0.1; done; {evict}", "-N4", WISH)
     user.wait_for(lambda _: "/nvme/a" in user.output())
