@@ -138,6 +138,7 @@ def test_nobody_replaces_what_a_running_job_uses(site: Site) -> None:
     """Neither another source nor a new version, by an option or by hand; but jobs may share it."""
     site.run("mkdir /shared/set; echo old >/shared/set/a; cp -r /shared/set /shared/other")
     wish = "/shared/set:/nvme/set"
+    site.run("rm -f /shared/go")
     script = "until [ -e /shared/go ]; do sleep 0.1; done; cat /nvme/set/a"
     first = site.sbatch(f"echo started; {script}", "-wn1,n2", f"--stage={wish}")
     first.wait_for(lambda _: "started" in first.output())

@@ -76,6 +76,7 @@ def test_a_line_is_written_if_slurm_can_load_the_plugin_and_else_removed(
 def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Site) -> None:
     site = out_of_service
     serve(site, "enable")
+    site.run("rm -f /shared/go /shared/begun")
     script = "touch /shared/begun; until [ -e /shared/go ]; do sleep 0.1; done"
     job = site.sbatch(script, "-wn1", WISH)
     site.run("until [ -e /shared/begun ]; do sleep 0.1; done")
@@ -118,6 +119,7 @@ def test_what_others_need_stays_when_it_is_removed(out_of_service: Site) -> None
 def test_what_is_installed_is_replaced_in_one_step(site: Site) -> None:
     """It takes a minute, and the network."""
     site.run("head -c 100000 /dev/zero >/shared/data")
+    site.run("rm -f /shared/go /shared/begun")
     job = site.sbatch("until [ -e /shared/go ]; do sleep 0.1; done", "-wn1,n2", WISH)
     marker = f"{PREFIX}/lib/python3*/site-packages/stager/base/paths.py"
     site.run(f"echo '# upgraded' >>{SOURCE}/stager/base/paths.py", user="root")
