@@ -127,6 +127,9 @@ job_epilog
 job_prolog
 task_prolog
 --stage=SRC:DST
+slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
+/usr/lib/slurm-stage/lib/spank_stage.so, which Slurm can load
+slurm-stage: set roots in /etc/slurm/stage.toml, then run: slurm-stage enable
 # edited
 slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf is removed: \
 Slurm loads the plugin no more

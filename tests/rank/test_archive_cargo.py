@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def a_task(folder: Path, space: Space, source: str = "/shared/x.tar") -> Task:
     tree = SimpleNamespace(allocated=5000)
     cache = SimpleNamespace(folder=str(folder), load=lambda _: SimpleNamespace(tree=tree))
-    item = SimpleNamespace(source=source, destination="/nvme/x")
+    item = SimpleNamespace(source=source, destination="/nvme/x", root="/nvme")
     facts = SimpleNamespace(allocated=8000)
     node = SimpleNamespace(disk="")
     task = SimpleNamespace(
