@@ -23,13 +23,13 @@ from stager.base.errors import Failure, LaunchError, StageError
 from stager.base.events import event
 from stager.base.outcome import Outcome
 from stager.cli.progress import Progress
-from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
-from stager.copies.upkeep import Action, Command, Done, Enough, NodeResult, Refused, Stays
-from stager.disk.jobs import uses_of
-from stager.disk.record import Record
-from stager.launch.answers import Mailbox, frames
+from stager.launch.health import Pulses
+from stager.launch.nodes import Mailbox, frames
 from stager.launch.run import run
-from stager.launch.stall import Pulses
+from stager.node.agent import Action, Command, Done, Enough, NodeResult, Refused, Stays
+from stager.store.leases import uses_of
+from stager.store.record import Record
+from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
 from stager.tree.listing import Listing
 from stager.tree.table import Table
 from stager.tree.walk import walk

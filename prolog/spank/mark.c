@@ -97,7 +97,7 @@ static void clean_up(const struct job *job, const struct stage_config *config)
 
 	(void)snprintf(id, sizeof(id), "%u", job->id);
 	(void)snprintf(uid, sizeof(uid), "%u", (unsigned int)job->uid);
-	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.epilog"), id, uid, NULL };
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.node.epilog"), id, uid, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, STAGE_CLEAN_UP_LIMIT);
 	stage_child_complain("cleaning up after job", id, code, STAGE_CLEAN_UP_LIMIT, config);
 	if (unlink(job->mark) != 0 && errno != ENOENT)

@@ -83,7 +83,7 @@ static bool already_prepared(uid_t uid, const char *config)
 /* In slurmd: root's folders beneath the roots, so that no user can take their names first. */
 void stage_prepare_roots(const struct stage_config *config)
 {
-	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), NULL };
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.node.prolog"), NULL };
 	const int code =
 		stage_child_run((char *const *)argv, stage_clean_environment, STAGE_PREPARE_LIMIT);
 
@@ -121,7 +121,7 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	if (already_prepared(uid, config->config))
 		return;
 	(void)snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid);
-	const char *const argv[] = { STAGE_PROGRAM(config, "stager.root.prepare"), uid_text, NULL };
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.node.prolog"), uid_text, NULL };
 	code = stage_child_run((char *const *)argv, stage_clean_environment, STAGE_PREPARE_LIMIT);
 	stage_child_complain("making the folders of uid", uid_text, code, STAGE_PREPARE_LIMIT,
 			     config);

@@ -1,7 +1,7 @@
 /*
  * A user's room beneath /run: a small filesystem of the user's own, so that nobody can fill /run.
  * It is mounted before the first of the user's jobs that stages here, and removed by root's
- * clean-up (stager/root/room.py) after the last one.
+ * clean-up (stager/node/runtime.py) after the last one.
  *
  * With job_container/tmpfs each job has a mount namespace of its own. There the room is mounted in
  * slurmd's namespace, where the user's other jobs and the clean-up find it, and attached to the

@@ -175,7 +175,7 @@ void stage_room_make(uid_t uid, gid_t gid, bool bounded);
 enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128, STAGE_LATE = 256 };
 /*
  * Seconds for root's programs: a task waits for the first, and the node takes no jobs before the
- * second has ended. The second gives up by itself before (_TIME_LIMIT in stager/root/epilog.py).
+ * second has ended. The second gives up by itself before (_TIME_LIMIT in stager/node/epilog.py).
  */
 enum { STAGE_PREPARE_LIMIT = 20, STAGE_CLEAN_UP_LIMIT = 45 };
 extern char *const stage_clean_environment[];

@@ -6,7 +6,7 @@ import re
 from typing import IO
 
 from stager.archive.damage import DamagedError, ForeignError
-from stager.archive.tar_header import BLOCK_SIZE, decode_header
+from stager.archive.tar import BLOCK_SIZE, decode_header
 from stager.base.formats import Compression, Container, is_zip
 
 #: What compressed files begin with; a zstd file may begin with a frame that is skipped.

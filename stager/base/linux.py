@@ -199,7 +199,7 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
 
 @contextmanager
 def untagged() -> Iterator[None]:
-    """Have connections that this thread makes left alone by the library of `launch.peers`."""
+    """Have connections that this thread makes left alone by the library of `launch.mpi`."""
     untag = getattr(_libc, "stage_peers_untag", None)  # of the whole process, if it is preloaded
     if untag is None:
         yield

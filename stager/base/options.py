@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Validate(StrEnum):
-    """How a node's copy is compared with the source; see `copies.survey`."""
+    """How a node's copy is compared with the source; see `store.validity`."""
 
     STAT = "stat"
     CHECKSUM = "checksum"
@@ -40,7 +40,7 @@ class Lifetime(StrEnum):
 
 
 class Relocate(StrEnum):
-    """What is changed in a folder so that it works at its destination; see `tree.venv`."""
+    """What is changed in a folder so that it works at its destination; see `tree.environments`."""
 
     #: The paths of Python's virtual environments, in their scripts.
     AUTO = "auto"
@@ -61,7 +61,7 @@ class FolderLayout(StrEnum):
 
     #: As they are named on the hub.
     PLAIN = "plain"
-    #: As in the cache of the hub's own programs; see `source.hub_cache`.
+    #: As in the cache of the hub's own programs; see `source.hub`.
     HUB = "hub"
 
 
@@ -75,7 +75,7 @@ class Links(StrEnum):
 
 
 class Share(StrEnum):
-    """Who besides its owner may read a copy; see `disk.permissions`."""
+    """Who besides its owner may read a copy; see `fs.files`."""
 
     #: Nobody.
     NONE = "none"

@@ -2,7 +2,11 @@
 
 Root's programs import this module, so it imports nothing. The plugin
 has the same folders in ``prolog/spank/stage.h``.
+
+Name what may start ranks, for the command line and for `launch.schedulers`.
 """
+
+from __future__ import annotations
 
 #: Where the plugin and stagectl look for the site's configuration by default.
 SITE_CONFIG = "/etc/slurm/stage.toml"
@@ -45,3 +49,13 @@ def pattern_hint(path: str) -> str:
     if pattern == "*":
         what = f"the folder {folder or '/'}"
     return f"patterns are not expanded: stage {what}"
+
+
+#: Slurm, and the others in the order in which the environment is asked whether it is one of theirs.
+SLURM = "slurm"
+OTHERS = ("flux", "pbs", "lsf", "dstack", "kubernetes")
+LAUNCHERS = (SLURM, *OTHERS)
+#: The variable that names the interfaces that Open MPI uses, or their networks, with commas.
+INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+#: The variables that name the interface for libfabric's two kinds of TCP; MPICH uses one of them.
+LIBFABRIC_INTERFACES = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")

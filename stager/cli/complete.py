@@ -2,18 +2,36 @@
 
 click calls these functions for the options and arguments that name one as ``shell_complete``, with
 the start of a word; they return whole words. What ends in ``/``, ``:`` or ``=`` is only the
-beginning of one. What goes wrong is told nobody (`stager.cli.shells`).
+beginning of one. What goes wrong is told nobody (`stager.cli.complete`).
+
+Answer a shell in which a user presses Tab.
+
+``_STAGECTL_COMPLETE=bash_source stagectl`` prints a script for bash, also for zsh and fish. It has
+the shell call stagectl with that variable in its environment. click then finds out what is to be
+completed: a command, an option, or a value (`stager.cli.complete`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    shell_complete,
+    split_arg_string,
+)
 
 from stager.base.errors import StageError
 
@@ -23,8 +41,8 @@ if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
-    from stager.disk.cache import Cache
     from stager.request.lexer import Piece
+    from stager.store.cache import Cache
 
 #: Before an option whose name may not be there yet.
 _LAST_OPTION = re.compile(r",(?=[A-Za-z_]*(?:[=,]|\Z))")
@@ -65,7 +83,7 @@ def copies(context: click.Context, parameter: click.Parameter, start: str) -> li
 
 def _caches(context: click.Context) -> Iterator[Cache]:
     """Yield the caches that this user may change."""
-    from stager.disk.cache import look_for_cache
+    from stager.store.cache import look_for_cache
 
     config, simulated = context.params["config"], context.params.get("local_root")
     if simulated:
@@ -75,7 +93,7 @@ def _caches(context: click.Context) -> Iterator[Cache]:
         disks = list(Scope.of_simulated(simulated).disks.values())
         places = [(root, False) for root in (load_if_present(config) or LOCAL).roots]
     else:
-        from stager.root.rules import read_rules
+        from stager.base.rules import read_rules
 
         rules = read_rules(str(config))
         disks = [""]
@@ -99,7 +117,7 @@ def files(_: click.Context, __: click.Parameter, start: str) -> list[CompletionI
 
 def roots(context: click.Context, _: click.Parameter, start: str) -> list[str]:
     """Return the staging folders of this site."""
-    from stager.root.rules import read_rules
+    from stager.base.rules import read_rules
 
     known = (root.rstrip("/") for root in read_rules(str(context.params["config"])).roots)
     return [root for root in known if root.startswith(start)]
@@ -174,3 +192,97 @@ def _entries(path: str) -> list[str]:
         ]
     shown = [(name, end) for name, end in found if start or not name.startswith(".")]
     return [f"{escape(name)}{end}" for name, end in sorted(shown)[:_MOST_OFFERED]]
+
+
+#: Seconds for an answer.
+_LIMIT = 5.0
+#: Characters that do not mean themselves in bash.
+_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
+
+
+def answer_shell(cli: click.Command, variable: str, instruction: str) -> int:
+    """Do what a shell asks for by the value of ``variable``, and return the exit code.
+
+    Who presses Tab gets words or nothing: no message, and no wait for storage that hangs.
+    """
+    for kind in (_Bash, _Fish, _Zsh):
+        add_completion_class(kind)
+    if instruction.endswith("_source"):
+        return shell_complete(cli, {}, "stagectl", variable, instruction)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT)
+    with suppress(Exception):
+        return shell_complete(cli, {}, "stagectl", variable, instruction)
+    return 1
+
+
+class _WholeWords(ShellComplete):
+    """Answers that begin with the option of ``--option=value``, which click leaves out."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        found = super().get_completions(args, incomplete)
+        option, equals, _ = incomplete.partition("=")
+        if equals and option.startswith("-"):
+            for item in found:
+                item.value = f"{option}={item.value}"
+        return found
+
+
+class _Bash(_WholeWords, BashComplete):
+    """What bash asks and gets. It splits words at ``:`` and ``=``, so it sends the whole line."""
+
+    source_template = """\
+%(complete_func)s() {
+	local type value
+	COMPREPLY=()
+	while IFS=, read -r type value; do
+		case $type in
+		file | dir) compopt -o default ;;
+		plain)
+			COMPREPLY+=("$value")
+			[[ $value != *[/:=] ]] || compopt -o nospace
+			;;
+		esac
+	done < <(env COMP_WORDS="${COMP_LINE:0:COMP_POINT}" COMP_CWORD="$2" \\
+		%(complete_var)s=bash_complete "$1" 2>/dev/null)
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+    #: What bash does not replace of the word, and whether an open quote precedes it.
+    _kept, _quoted = "", False
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line, replaced = os.environ["COMP_WORDS"], os.environ["COMP_CWORD"]
+        # The letter makes a last word, even behind a blank.
+        *words, last = split_arg_string(f"{line}x")
+        start = last[:-1]
+        self._quoted = line.removesuffix(replaced).endswith(("'", '"'))
+        plain = replaced if self._quoted else "".join(split_arg_string(replaced))
+        if start.endswith(plain):
+            self._kept = start.removesuffix(plain)
+        return words[1:], start
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        value = item.value.removeprefix(self._kept)
+        if not self._quoted:
+            value = _SPECIAL.sub(lambda found: f"\\{found[0]}", value)
+        return f"{item.type},{value}"
+
+
+class _Zsh(_WholeWords, ZshComplete):
+    """What zsh asks and gets, without a blank behind what is only the beginning of a word."""
+
+    source_template = ZshComplete.source_template.replace(
+        "compadd -U -V unsorted -a completions",
+        "local -a begun=(${(M)completions:#*[/:=]}) whole=(${completions:#*[/:=]})\n"
+        "        compadd -U -V unsorted -S '' -a begun\n"
+        "        compadd -U -V unsorted -a whole",
+    )
+
+
+class _Fish(_WholeWords, FishComplete):
+    """What fish asks and gets, where a word may have commas."""
+
+    source_template = FishComplete.source_template.replace(
+        'string split ","', 'string split --max 1 ","'
+    )

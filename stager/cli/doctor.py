@@ -12,17 +12,17 @@ import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
-from stager.cli.console import painted, width
 from stager.cli.in_the_way import absent_interface
 from stager.cli.options import WHICH_NODES, json_option, real_node_options
 from stager.cli.scope import Scope, by_problem, read_answers
-from stager.copies.upkeep import Action, Command
-from stager.doctor.facts import Hello, NodeFacts, own_scripts, site_facts
+from stager.cli.terminal import painted, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.rules import examine
 from stager.launch import job
-from stager.launch.commands import find_srun, search_path
+from stager.launch.job import find_srun, search_path
 from stager.launch.mpi import settle
+from stager.node.agent import Action, Command
+from stager.node.facts import Hello, NodeFacts, own_scripts, site_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,11 +18,10 @@ import click
 from stager.base.errors import NO_PLUGIN, DirectiveErrors, LaunchError, StageError
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
-from stager.cli.console import complain, ignore, printable_lines, say
+from stager.cli.arguments import read_head
 from stager.cli.options import config_option, load_policy
 from stager.cli.progress import Progress
 from stager.cli.render import summary
-from stager.cli.script import read_head
 from stager.cli.staging import (
     JobNodes,
     build_request,
@@ -31,11 +30,12 @@ from stager.cli.staging import (
     parse_values,
     print_outcome,
 )
-from stager.disk.step_status import leave_variables
+from stager.cli.terminal import complain, ignore, printable_lines, say
 from stager.launch import job
-from stager.launch.comment import write_comment
+from stager.launch.credentials import read_url_files
+from stager.launch.job import write_comment
 from stager.launch.tolerate import variables_without
-from stager.launch.url_file import read_url_files
+from stager.node.job_state import leave_variables
 from stager.request.names import Names
 from stager.request.resolve import resolve
 from stager.request.script import may_stage, parse_script

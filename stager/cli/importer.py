@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, StageError, UsageError
-from stager.cli.console import complain
 from stager.cli.options import config_option, load_policy
 from stager.cli.staging import JobNodes, build_request, end_step, print_outcome
-from stager.disk.step_status import wait_for_code
+from stager.cli.terminal import complain
 from stager.launch import job
-from stager.launch.commands import FOLDERS
 from stager.launch.credentials import with_credentials
-from stager.request.directive import Directive
+from stager.launch.job import FOLDERS
+from stager.node.job_state import wait_for_code
+from stager.request.grammar import Directive
 from stager.request.resolve import images_folder, resolve
-from stager.source.image_name import ImageName, from_enroot
+from stager.source.location import ImageName, from_enroot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

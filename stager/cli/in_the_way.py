@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import StageError
 from stager.cli.scope import Scope, read_answers
-from stager.copies.upkeep import Action, Command
-from stager.doctor.facts import NodeFacts
 from stager.doctor.node_rules import fits
 from stager.launch import job
+from stager.node.agent import Action, Command
+from stager.node.facts import NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

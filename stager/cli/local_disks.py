@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import accumulate
 
 from stager.base.errors import UsageError
-from stager.disk.files import name_of, who_could_replace
+from stager.fs.files import name_of, who_could_replace
 
 _REMEDY = "choose another --local-root"
 

@@ -17,8 +17,8 @@ import click
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.text import SHOW_BYTES
-from stager.cli.console import complain
-from stager.source.web import URL_SECRETS
+from stager.cli.terminal import complain
+from stager.source.endpoints import URL_SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,7 @@ def main() -> NoReturn:
     # In a job's environment it must not keep a command from being run: shells give no arguments.
     asked = os.environ.pop(_SHELL_ASKS, "")
     if asked and len(sys.argv) == 1:
-        from stager.cli.shells import answer_shell  # only a shell needs it
+        from stager.cli.complete import answer_shell  # only a shell needs it
 
         sys.exit(answer_shell(cli, _SHELL_ASKS, asked))
     try:

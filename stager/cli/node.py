@@ -7,9 +7,9 @@ import os
 import click
 
 from stager.cli.scope import answer
-from stager.copies.upkeep import Command
 from stager.launch import job
-from stager.launch.answers import frames, hello
+from stager.launch.nodes import frames, hello
+from stager.node.agent import Command
 
 
 @click.command(hidden=True)

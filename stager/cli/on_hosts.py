@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base import linux
 from stager.base.errors import HOSTS_REMEDY, PolicyRefusal
-from stager.base.hostnames import name_here
-from stager.cli.stores import with_stores
-from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
-from stager.launch.peers import library_for, peer_key
+from stager.base.interfaces import name_here
+from stager.launch.credentials import with_stores
+from stager.launch.health import Pulses
+from stager.launch.mpi import library_for, peer_key
+from stager.launch.mpiexec import Ranks, launch_by_flux, launch_by_mpiexec, others
 from stager.launch.reach import wait_for
 from stager.launch.run import run, with_evictions
-from stager.launch.stall import Pulses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stager.base.outcome import Outcome
-    from stager.launch.hosts import Hosts
+    from stager.launch.schedulers import Hosts
     from stager.request.items import StageRequest
     from stager.request.policy import Policy
 

@@ -17,9 +17,8 @@ import click
 from click.core import ParameterSource
 
 from stager.base.errors import UsageError
-from stager.base.launchers import LAUNCHERS
 from stager.base.options import OPTION_TYPES
-from stager.base.paths import SITE_CONFIG
+from stager.base.paths import LAUNCHERS, SITE_CONFIG
 from stager.cli.complete import nodes
 from stager.request.names import letters_at_submission, letters_of
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.archive.pack import SUFFIX
-from stager.archive.pack import pack as pack_folder
+from stager.archive.create import SUFFIX
+from stager.archive.create import pack as pack_folder
 from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
-from stager.cli.absolute import absolute
-from stager.cli.console import ignore, say
+from stager.cli.arguments import absolute
 from stager.cli.options import epilog, json_option
 from stager.cli.progress import Progress
-from stager.disk.files import as_stage_error
+from stager.cli.terminal import ignore, say
+from stager.fs.files import as_stage_error
 from stager.request.lexer import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.archive.pack import Packed
+    from stager.archive.create import Packed
 
 
 #: Seconds between two looks at how far it is.

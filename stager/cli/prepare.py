@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
-from stager.cli.console import complain, say
 from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
-from stager.copies.prepare import NodePrepared
-from stager.copies.upkeep import Action, Command
+from stager.cli.terminal import complain, say
 from stager.launch.job import fold
+from stager.node.agent import Action, Command
+from stager.node.user_folders import NodePrepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
     if os.getuid() == 0:
         raise PolicyRefusal(
             "root prepares a node for one user, there: "
-            f"{sys.executable} -I -m stager.root.prepare --config {where.config} UID"
+            f"{sys.executable} -I -m stager.node.prolog --config {where.config} UID"
         )
     rules = where.rules()
     scope = Scope.find(where, os.environ, rules.launch.srun)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stager.base.interfaces import Interface, Kind
 from stager.base.text import seconds_text
-from stager.cli.console import is_screen
 from stager.cli.render import SoFar, evicted_lines, progress_line
+from stager.cli.terminal import is_screen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

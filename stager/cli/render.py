@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.slow import far_below
+from stager.base.outcome import far_below
 from stager.base.text import bytes_text, files_text, rate_text, seconds_text
 from stager.cli.tables import table
 

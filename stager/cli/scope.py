@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import StageError, UsageError
-from stager.base.hostnames import name_here
-from stager.cli.absolute import absolute
-from stager.copies import upkeep
-from stager.copies.as_owner import carry_out_for, check_may_ask
-from stager.copies.status import node_status
-from stager.copies.upkeep import Action
-from stager.launch import gather, job
-from stager.launch.answers import Answer
-from stager.launch.choose import choose
-from stager.launch.hosts import read_text
+from stager.base.interfaces import name_here
+from stager.cli.arguments import absolute
+from stager.launch import job, nodes
+from stager.launch.nodes import Answer
+from stager.launch.schedulers import choose, read_text
+from stager.node import agent
+from stager.node.agent import Action, carry_out_for, check_may_ask
+from stager.store.states import node_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
-    from stager.copies.upkeep import Command
     from stager.launch.job import JobContext
+    from stager.node.agent import Command
     from stager.request.policy import Policy
 
 _Result = TypeVar("_Result")
@@ -154,7 +152,7 @@ class Scope:
         answers = [Answer(node, answer(command, disk)) for node, disk in self.disks.items()]
         if self.nodes:
             own = job.outside(environment) if self.other_job else environment
-            answers += gather.ask(self.nodes, command, self.context, rules, own)
+            answers += nodes.ask(self.nodes, command, self.context, rules, own)
         return answers
 
 
@@ -171,16 +169,16 @@ def answer(command: Command, disk: str) -> dict[str, Any]:
     if command.action is Action.FACTS:
         return _facts(command)
     if command.action is Action.PREPARE:
-        from stager.copies.prepare import prepare_node  # only for stagectl prepare
+        from stager.node.user_folders import prepare_node  # only for stagectl prepare
 
         return prepare_node(command.roots, command.config).to_wire()
     if command.user is not None:
         return carry_out_for(command.user, command, disk).to_wire()
-    return upkeep.carry_out(command, disk).to_wire()
+    return agent.carry_out(command, disk).to_wire()
 
 
 def _facts(command: Command) -> dict[str, Any]:
-    from stager.doctor.facts import node_facts  # only for stagectl doctor
+    from stager.node.facts import node_facts  # only for stagectl doctor
 
     return node_facts(
         command.config, command.plugstack, command.roots, command.shared_roots,

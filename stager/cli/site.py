@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
-from stager.cli.console import width
 from stager.cli.options import config_option, epilog, json_option, read_policy
+from stager.cli.terminal import width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stager.base.reserve import Amount
+    from stager.base.rules import Amount
     from stager.request.policy import Policy
 
 #: The columns before a line's text: those of its longest name, and two more.

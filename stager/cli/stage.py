@@ -1,4 +1,7 @@
-"""``stagectl stage``: copy files to every node of this job."""
+"""``stagectl stage``: copy files to every node of this job.
+
+``stagectl plan``: show what ``stage`` would do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.cli.complete import directives
-from stager.cli.options import OPTIONS_TABLE, epilog, json_option, run_options
+from stager.cli.options import OPTIONS_TABLE, WHICH_OPTIONS, epilog, json_option, run_options
 from stager.cli.staging import stage_values
 
 if TYPE_CHECKING:
@@ -36,3 +39,18 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
     run the same line, number 0 stages, and the others wait and end with its code.
     """
     return stage_values(values, run, as_json=as_json, verbose=verbose)
+
+
+@click.command(epilog=epilog(WHICH_OPTIONS))
+@click.argument(
+    "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
+)
+@run_options
+@json_option
+def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
+    """Show what `stage` would do, without doing it.
+
+    For each SRC:DST: the nodes that would get it, from where, and why. Copies that would be evicted
+    to make room are listed too. Run it inside a job, with --hosts, or with --local.
+    """
+    return stage_values(values, run, dry_run=True, as_json=as_json)

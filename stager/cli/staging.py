@@ -17,38 +17,33 @@ import click
 from stager.base import linux
 from stager.base.errors import LaunchError, PolicyRefusal, UsageError
 from stager.base.text import columns
-from stager.cli.absolute import absolute
-from stager.cli.blocks import Blocks
-from stager.cli.console import complain, ignore, say, width
+from stager.cli.arguments import absolute
 from stager.cli.local_disks import make_disk
 from stager.cli.options import load_policy, read_policy
 from stager.cli.progress import Progress
 from stager.cli.render import evicted_lines, phase_line, summary
-from stager.cli.stores import with_stores
+from stager.cli.terminal import Blocks, complain, ignore, say, width
 from stager.launch import job
-from stager.launch.choose import choose
-from stager.launch.commands import find_srun
+from stager.launch.credentials import read_url_files, with_stores
 from stager.launch.environment import rank_environment
-from stager.launch.hosts import read_text
-from stager.launch.mpi import settle
+from stager.launch.health import Paces, Pulses
+from stager.launch.job import find_srun
+from stager.launch.mpi import library_for, peer_key, settle
 from stager.launch.mpiexec import (
     folder_of_launcher,
     mpiexec_argv,
     mpiexec_environment,
     simulated_names,
 )
-from stager.launch.paces import Paces
-from stager.launch.peers import library_for, peer_key
 from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
+from stager.launch.schedulers import choose, read_text
 from stager.launch.srun import srun_argv
-from stager.launch.stall import Pulses
-from stager.launch.url_file import read_url_files
 from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.names import Names, current_folder, letters_at_submission, letters_of
 from stager.request.resolve import resolve
 from stager.source.location import is_url
-from stager.wire.settings import Settings
+from stager.wire.layout import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,8 +53,8 @@ if TYPE_CHECKING:
     from stager.cli.options import RunOptions
     from stager.cli.tolerant import Tolerated
     from stager.launch.job import JobContext
-    from stager.launch.line import Line
-    from stager.request.directive import Directive
+    from stager.launch.same_line import Line
+    from stager.request.grammar import Directive
     from stager.request.policy import Policy, Transfer
 
     OnEvent = Callable[[dict[str, Any]], None]
@@ -350,15 +345,15 @@ def same_line(nodes: JobNodes | SimulatedNodes | HostNodes, values: Iterable[str
     """Return the command line that several processes run to stage ``values`` to these hosts."""
     if isinstance(nodes, JobNodes | SimulatedNodes):
         return None
-    from stager.launch import line
+    from stager.launch.same_line import find
 
-    return line.find(os.environ, nodes.hosts.names, values)
+    return find(os.environ, nodes.hosts.names, values)
 
 
 def _wait_for_first(
     nodes: HostNodes, line: Line, request: StageRequest, on_event: OnEvent
 ) -> Outcome:
-    from stager.cli.same_line import wait_for_first
+    from stager.launch.same_line import wait_for_first
 
     nodes.check_user()
     on_event({"event": "hosts", "line": f"{line.later}: the first stages, this one waits"})

@@ -15,8 +15,7 @@ import click
 from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
 from stager.base.users import name_or_uid
-from stager.cli.blocks import Blocks
-from stager.cli.console import complain, painted, width
+from stager.cli.arguments import user_option, whose
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.scope import Scope, by_problem, read_answers
 from stager.cli.tables import (
@@ -35,17 +34,16 @@ from stager.cli.tables import (
     unread_lines,
     user_rows,
 )
-from stager.cli.watch import watch
-from stager.cli.whose import user_option, whose
-from stager.copies.status import NodeStatus
-from stager.copies.upkeep import Action, Command
+from stager.cli.terminal import Blocks, complain, painted, watch, width
 from stager.launch import job
+from stager.node.agent import Action, Command
+from stager.store.states import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
-    from stager.launch.answers import Answer
+    from stager.launch.nodes import Answer
     from stager.request.policy import Policy
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from stager.base.text import bytes_range, bytes_text, columns, elided, files_text, folded, printable
 
 if TYPE_CHECKING:
-    from stager.cli.blocks import Blocks
-    from stager.copies.status import DiskRoom, Entry, NodeStatus
+    from stager.cli.terminal import Blocks
+    from stager.store.states import DiskRoom, Entry, NodeStatus
 
 Fold = Callable[[list[str]], str]
 Row = tuple[str, ...]

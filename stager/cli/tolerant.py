@@ -12,7 +12,7 @@ from stager.base.outcome import Outcome
 from stager.launch import job
 from stager.launch.run import EndedError
 from stager.launch.tolerate import SILENCE, Crew, stage_tolerantly
-from stager.request.tolerance import asked_tolerance
+from stager.request.grammar import asked_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

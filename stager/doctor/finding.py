@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stager.doctor.facts import MOUNTED, UNSEEN
+from stager.node.facts import MOUNTED, UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.doctor.facts import NodeFacts, Place, SiteFacts
+    from stager.node.facts import NodeFacts, Place, SiteFacts
     from stager.request.policy import Policy
 
 

@@ -10,19 +10,18 @@ import stat
 from typing import TYPE_CHECKING
 
 from stager.base.interfaces import FAST, Kind, is_in, leading
-from stager.base.reserve import amount_of
+from stager.base.rules import amount_of
 from stager.base.text import bytes_text
-from stager.doctor.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
 from stager.doctor.plugin_rules import plugins
+from stager.node.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.doctor.disks import Disk
-    from stager.doctor.facts import NodeFacts, Place
     from stager.doctor.finding import Examined, Finding
-    from stager.doctor.network import Link
+    from stager.node.facts import NodeFacts, Place
+    from stager.node.probes import Disk, Link
 
 #: The variable that keeps Open MPI from interfaces; without it, from the loopback one.
 _EXCLUDED = "OMPI_MCA_btl_tcp_if_exclude"
@@ -439,7 +438,7 @@ def astray(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 
 
 def _leading(node: NodeFacts) -> list[Link]:
-    """Return the interfaces that MPI over TCP uses where the site names none (`rank.astray`)."""
+    """Return the interfaces that MPI over TCP uses where the site names none (`rank.network`)."""
     return leading(node.links, [host for link in node.links if link.named for host in link.hosts])
 
 

@@ -9,14 +9,14 @@ import difflib
 import stat
 from typing import TYPE_CHECKING
 
-from stager.doctor.facts import ABSENT, PLUGIN, is_mistyped
 from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
+from stager.node.facts import ABSENT, PLUGIN, is_mistyped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stager.doctor.facts import NodeFacts, PluginLine
     from stager.doctor.finding import Examined, Finding
+    from stager.node.facts import NodeFacts, PluginLine
 
 _INSTALL = "install plugin and package together (packaging/install)"
 #: Part of the name of each file that our plugin takes for pyxis (prolog/spank/order.c).

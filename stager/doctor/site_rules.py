@@ -16,9 +16,9 @@ from stager.doctor.node_rules import is_good, room_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from stager.doctor.disks import Disk
-    from stager.doctor.facts import NodeFacts
     from stager.doctor.finding import Examined, Finding
+    from stager.node.facts import NodeFacts
+    from stager.node.probes import Disk
 
 #: What the plugins begin with that give each job other folders under the same names.
 _NAMESPACES = ("job_container/tmpfs", "namespace/tmpfs", "namespace/linux")

@@ -11,12 +11,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, SourceError
-from stager.base.launchers import INTERFACES, LIBFABRIC_INTERFACES
-from stager.launch.commands import FOLDERS
+from stager.base.paths import INTERFACES, LIBFABRIC_INTERFACES
+from stager.launch.job import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
+from stager.source.endpoints import AUTH_FILE, ENDPOINTS, URL_SECRETS
 from stager.source.location import Location, Scheme, is_endpoint, is_url
-from stager.source.settings import AUTH_FILE, ENDPOINTS
-from stager.source.web import URL_SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

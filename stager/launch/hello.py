@@ -9,13 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import LaunchError
-from stager.launch.commands import find_srun
 from stager.launch.environment import rank_environment
-from stager.launch.job import JobContext, own_name
-from stager.launch.peers import library_for, peer_key
+from stager.launch.health import Pulses
+from stager.launch.job import JobContext, find_srun, own_name
+from stager.launch.mpi import library_for, peer_key
 from stager.launch.run import run
 from stager.launch.srun import HELLO_RANKS, hello_argv
-from stager.launch.stall import Pulses
 from stager.request.items import StageRequest
 
 if TYPE_CHECKING:

@@ -1,15 +1,21 @@
-"""Find the nodes of a job, their states and their names.
+"""Find Slurm's commands: beside the srun that stage.toml names, else in the system's folders.
+
+Find the nodes of a job, their states and their names.
 
 All of it comes from Slurm: from the job's environment, by pyslurm where it is installed, or by
-scontrol, squeue and sinfo, which are found as `launch.commands` says: ``srun`` is that of
+scontrol, squeue and sinfo, which are found as `launch.job` says: ``srun`` is that of
 stage.toml. There is no default of "this host".
+
+Write how a job's stage ended into the job's comment, which is seen from outside of the job.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +25,85 @@ from stager.base.errors import LaunchError, UsageError
 from stager.base.paths import RUN_FOLDER
 from stager.base.text import printable
 from stager.launch.by_pyslurm import ask_pyslurm
-from stager.launch.commands import answer, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     Probe = Callable[[int], "JobContext | None"]
     StateProbe = Callable[[str], dict[str, str]]
+
+#: The system's folders.
+FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+
+
+def search_path(srun: str) -> str:
+    """Return the folders in which Slurm's commands are looked for, as in PATH.
+
+    ``srun`` is that of stage.toml. The last are the process's own, where the plugin adds those of
+    the Slurm that runs it (gate.c); root may have them from a user, and does without.
+    """
+    named = [os.path.dirname(srun)] if "/" in srun else []
+    own = os.environ.get("PATH", "").split(":") if os.geteuid() else []
+    absolute = [folder for folder in own if folder.startswith("/")]
+    return ":".join(dict.fromkeys([*named, *FOLDERS, *absolute]))
+
+
+def find_srun(srun: str) -> str:
+    """Return the path of the srun that stage.toml calls ``srun``. Raise LaunchError."""
+    path = search_path(srun)
+    if found := shutil.which(srun, path=path):
+        return found
+    if "/" in srun:
+        problem = f"{srun}, which stage.toml names, is not there or cannot be run"
+        remedy = "correct srun in [launch]"
+    else:
+        problem = f"{srun} is in none of the folders {path.replace(':', ', ')}"
+        remedy = 'name it in stage.toml (srun = "/PATH/srun" in [launch])'
+    raise LaunchError(
+        f"{problem}; tell the administrator to {remedy}", os.environ.get("SLURMD_NODENAME")
+    )
+
+
+def answer(command: Sequence[str | bytes], srun: str, seconds: float) -> str:
+    """Return what a command of Slurm prints, nothing if it fails.
+
+    Raise TimeoutError if it takes longer than ``seconds``.
+    """
+    try:
+        ended = _run(command, srun, seconds, os.environ)
+    except TimeoutError:
+        raise
+    except OSError:
+        return ""
+    return "" if ended.returncode else ended.stdout
+
+
+def complaint(
+    command: Sequence[str], srun: str, seconds: float, environment: Mapping[str, str]
+) -> str:
+    """Return why a command of Slurm fails in an ``environment``, nothing if it does not."""
+    try:
+        ended = _run(command, srun, seconds, environment)
+    except TimeoutError:
+        return f"{command[0]} did not end in {seconds:.0f} s"
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    words = printable(" ".join(ended.stderr.split()))
+    return (words or f"{command[0]} ended with {ended.returncode}") if ended.returncode else ""
+
+
+def _run(
+    command: Sequence[str | bytes], srun: str, seconds: float, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Raise TimeoutError, OSError."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
+            env={**environment, "PATH": search_path(srun)},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+
 
 #: Seconds in which scontrol and scancel must end.
 _ANSWER_TIMEOUT = 30
@@ -335,3 +413,48 @@ def _states_from_sinfo(nodes: str, srun: str) -> dict[str, str]:
     told = answer(command, srun, _STATES_TIMEOUT)
     lines = (line.partition("|") for line in told.splitlines())
     return {node.strip(): state.strip() for node, _, state in lines if state.strip()}
+
+
+#: Seconds in which squeue and scontrol must end. The comment is not worth a longer wait.
+_TIMEOUT = 5
+#: What our part of a comment begins with, and what is between it and the user's.
+_OURS, _BETWEEN = "slurm-stage: ", "; "
+#: Characters of our part.
+_LONGEST = 300
+
+
+def write_comment(text: str, environment: Mapping[str, str], srun: str) -> None:
+    """Add ``text`` to the comment of the job that this process runs in, if Slurm answers."""
+    job = _own_id(environment)
+    with suppress(TimeoutError):
+        told = answer(["squeue", "--noheader", f"--jobs={job}", "--format=%k"], srun, _TIMEOUT)
+        if told:  # a job without a comment has (null)
+            comment = with_result(told.strip(), text)
+            # In UTF-8, which the user's locale may lack.
+            text_of_slurm = f"Comment={comment}".encode(errors="replace")
+            answer(["scontrol", "update", f"JobId={job}", text_of_slurm], srun, _TIMEOUT)
+
+
+def with_result(comment: str, text: str) -> str:
+    """Return a job's comment with ``text`` at its end, in place of an earlier stage's. Pure.
+
+    Of the text only the first line: others see comments, and the lines below it are for the user.
+
+    >>> with_result("(null)", "ended with code 4")
+    'slurm-stage: ended with code 4'
+    >>> with_result("my run; slurm-stage: ended with code 4", "ended with code 5")
+    'my run; slurm-stage: ended with code 5'
+    """
+    if comment == "(null)" or comment.startswith(_OURS):
+        comment = ""
+    own, _, _ = comment.partition(f"{_BETWEEN}{_OURS}")
+    text = printable(" ".join(text.partition("\n")[0].split()))
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 3]}..."
+    return f"{own}{_BETWEEN if own else ''}{_OURS}{text}"
+
+
+def _own_id(environment: Mapping[str, str]) -> str:
+    """Return this job's id. The plain number of one job of an array would mean all of them."""
+    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"]

@@ -1,4 +1,6 @@
-"""Choose Slurm's MPI plugin, and the MPI library that it can start, by what is installed here.
+"""Choose the library that authenticates the connections between ranks (``prolog/peers``).
+
+Choose Slurm's MPI plugin, and the MPI library that it can start, by what is installed here.
 
 `settle` looks for both in files alone: a job of one second would feel ``srun --mpi=list``, which is
 asked only where Slurm's plugins are not found. `choose_plugin` and `choose_abi` decide. Pure.
@@ -12,13 +14,58 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from stager.base.errors import LaunchError
-from stager.launch.commands import answer
+from stager.base import paths
+from stager.base.errors import NOT_LOADABLE, LaunchError
+from stager.launch.job import answer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from stager.request.policy import Policy
+
+_KEY_BYTES = 16
+#: How a library begins (elf(5)).
+_ELF = b"\x7fELF"
+
+
+def library_for(nodes: int, policy: Policy) -> str | None:
+    """Return the library that the ranks on so many ``nodes`` preload, None if they need none.
+
+    An installation by pip alone has none. Raise LaunchError if that for a site lacks it, or if this
+    user cannot load it: the loader would go on without.
+    """
+    if nodes < 2 or not policy.launch.authenticate:
+        return None
+    library = os.path.join(sys.prefix, paths.PEERS_LIBRARY)
+    if _is_loadable(library):
+        return library
+    of_a_site = (library, os.path.join(sys.prefix, paths.SITE_SCRIPT))
+    if any(map(_may_be_there, of_a_site)):
+        raise LaunchError(library + NOT_LOADABLE)
+    return None
+
+
+def _may_be_there(path: str) -> bool:
+    """Whether ``path`` exists, or lies in a folder that this user may not look into."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _is_loadable(library: str) -> bool:
+    with suppress(OSError), open(library, "rb") as file:
+        return file.read(len(_ELF)) == _ELF
+    return False
+
+
+def peer_key() -> dict[str, str]:
+    """Return the variable with a new key, for the ranks of one stage alone."""
+    return {paths.PEERS_KEY: os.urandom(_KEY_BYTES).hex()}
+
 
 #: mpi4py's variables for the kind of its library, and for the library itself.
 ABI, _LIBRARY = "MPI4PY_MPIABI", "MPI4PY_LIBMPI"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Bytes of one read.
 _BLOCK = 1 << 16
 #: Bytes of the longest line; what is longer is dropped. The lines of ranks and nodes are short
-#: (`base.events`, `launch.answers`).
+#: (`base.events`, `launch.nodes`).
 _LONGEST_LINE = 1 << 20
 #: Seconds of one wait for output at most; longer ones overflow in the kernel.
 _LONGEST_WAIT = 3600.0

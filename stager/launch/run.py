@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from stager.base.errors import MPI_REMEDY, Failure, LaunchError
 from stager.base.events import Parts, read_event
 from stager.base.outcome import Evicted, Outcome
-from stager.base.phases import Phase
+from stager.base.telemetry import Phase
+from stager.launch.health import Paces, Pulses, RunningClock, Stall, too_slow_text
 from stager.launch.job import fold
-from stager.launch.paces import Paces, too_slow_text
 from stager.launch.process import Process
-from stager.launch.stall import Pulses, RunningClock, Stall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

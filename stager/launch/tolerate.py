@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import DestinationError, Failure, LaunchError, SpaceError
 from stager.base.outcome import Evicted, Outcome
-from stager.base.phases import Phase
+from stager.base.telemetry import Phase
 from stager.launch.job import fold
 from stager.launch.run import EndedError
 

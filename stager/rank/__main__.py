@@ -11,13 +11,11 @@ import os
 import sys
 from contextlib import suppress
 
-from stager.rank.orphan import end_with_parent
-from stager.rank.ports import require_free_port
-from stager.rank.preloaded import require_library
+from stager.rank.start import end_with_parent, require_free_port, require_library
 
 #: How the Open MPI of Debian and Ubuntu names itself.
 _DEBIAN = "package: Debian OpenMPI"
-#: The variable of ranks that were started without Slurm on several hosts (`launch.on_hosts`).
+#: The variable of ranks that were started without Slurm on several hosts (`launch.mpiexec`).
 _ON_HOSTS = "STAGE_ON_HOSTS"
 
 
@@ -27,7 +25,7 @@ def main() -> None:
     _tell_alive()
     gc.disable()  # imports leave no garbage, and to look for it takes a tenth of their time
     if os.getuid() == 0 or os.geteuid() == 0:
-        from stager.rank.root import refuse_root  # which users do without
+        from stager.rank.start import refuse_root  # which users do without
 
         refuse_root()
     require_library()
@@ -40,11 +38,11 @@ def main() -> None:
     from mpi4py import MPI
 
     if _DEBIAN in MPI.Get_library_version():
-        from stager.rank.fabrics import pass_over_absent_fabrics  # not needed for other MPIs
+        from stager.rank.start import pass_over_absent_fabrics  # not needed for other MPIs
 
         pass_over_absent_fabrics()
     if _node_name():
-        from stager.rank.astray import keep_from_going_astray  # not for simulated nodes
+        from stager.rank.network import keep_from_going_astray  # not for simulated nodes
 
         keep_from_going_astray()
     MPI.Init_thread(MPI.THREAD_FUNNELED)

@@ -8,28 +8,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
+from stager.base.codec import NOTHING, NUMBER, REAL, TEXT, Codec, optional, pair_of, record_of
 from stager.base.errors import BusyError, Failure, StageError
-from stager.base.progress import Kind, count, doing
-from stager.disk.files import as_stage_error
-from stager.disk.locks import Locks
-from stager.wire.codec import (
-    NOTHING,
-    NUMBER,
-    REAL,
-    TEXT,
-    Codec,
-    optional,
-    pair_of,
-    record_of,
-)
+from stager.base.telemetry import Kind, count, doing
+from stager.fs.files import as_stage_error
+from stager.store.locks import Locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mpi4py import MPI
 
-    from stager.disk.cache import Cache
     from stager.request.items import StageRequest
+    from stager.store.cache import Cache
     from stager.wire.channel import Channel
 
 T = TypeVar("T")

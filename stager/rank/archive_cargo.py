@@ -9,17 +9,17 @@ from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
 from stager.base.options import Relocate
 from stager.base.outcome import Counts
-from stager.disk.files import stage_errors
-from stager.disk.parents import made_parents
-from stager.disk.partial import Partial
+from stager.fs.files import stage_errors
+from stager.fs.partial_file import Partial
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.file_cargo import open_source, staleness_of
 from stager.rank.publication import announce_tree, publish_tree, verify_tree
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking, limits_of
+from stager.store.parents import made_parents
+from stager.tree.environments import Relocation, find_environments, not_plain, relocate
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.partial import PartialTree
+from stager.tree.partial_tree import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
-from stager.tree.venv import Relocation, find_environments, not_plain, relocate
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stager.base.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.base.extents import Extent
 from stager.base.outcome import Counts
 from stager.rank.agree import FAILURE
-from stager.wire.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
 from stager.wire.ring import Reader
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import os
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
-from stager.archive.single import decompress
 from stager.archive.target import excess
+from stager.archive.unpack import decompress
 from stager.base.extents import ALIGNMENT
-from stager.base.progress import count
+from stager.base.telemetry import count
 from stager.base.text import bytes_text
-from stager.disk.files import stage_errors, write_all
+from stager.fs.files import stage_errors, write_all
 from stager.rank.file_cargo import FileCargo
 from stager.rank.tree_cargo import TreeCargo
 from stager.rank.unpacker import Piped, limits_of
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from stager.archive.target import Limits
-    from stager.disk.partial import Partial
+    from stager.fs.partial_file import Partial
     from stager.rank.cargo import Opened, Published
     from stager.tree.listing import Listing
-    from stager.tree.partial import PartialTree
+    from stager.tree.partial_tree import PartialTree
     from stager.tree.stream import NewTree
 
 
@@ -180,7 +180,7 @@ class DecompressingTree:
 
 
 class _File:
-    """An open file, to which data is written; see `archive.single.Target`."""
+    """An open file, to which data is written; see `archive.single.SingleTarget`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

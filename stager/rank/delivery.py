@@ -14,19 +14,16 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, TypeVar
 
-from stager.base.digest import Digest
+from stager.base.codec import NUMBER, REAL, TEXT, list_of, optional, record_of
+from stager.base.digest import Digest, KeyedDigest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
-from stager.base.outcome import total
-from stager.base.phases import Phase
-from stager.base.progress import about
-from stager.base.slow import Pace
+from stager.base.outcome import Pace, total
+from stager.base.telemetry import Phase, about
 from stager.rank.agree import FAILURE, RefusedError, StaleError, together
 from stager.rank.cargo import OPENED, PUBLISHED
 from stager.rank.plan import joint_digest
 from stager.rank.report import Delivered
-from stager.wire.codec import NUMBER, REAL, TEXT, list_of, optional, record_of
-from stager.wire.keyed import KeyedDigest
 from stager.wire.transfer import Transferred, broadcast
 
 if TYPE_CHECKING:
@@ -34,13 +31,13 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from stager.base.codec import Codec
     from stager.base.outcome import Counts
-    from stager.base.phases import Stopwatch
+    from stager.base.telemetry import Stopwatch
     from stager.rank.agree import Context
     from stager.rank.cargo import Cargo, Published
     from stager.rank.plan import TransferPlan
     from stager.rank.task import Task
-    from stager.wire.codec import Codec
     from stager.wire.layout import Layout
     from stager.wire.ring import Digester
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING
 
-from stager.base.errors import (
-    DestinationError,
-    Failure,
-    IntegrityError,
-    SourceError,
-    StageError,
-)
+from stager.base.errors import DestinationError, Failure, IntegrityError, SourceError, StageError
 from stager.base.extents import rounded
 from stager.base.options import Share
-from stager.copies.survey import check_contents, own_lstat
-from stager.disk.files import TICK
-from stager.disk.parents import made_parents
-from stager.disk.partial import Partial
-from stager.disk.reader import FileReader
-from stager.disk.record import is_ours
+from stager.fs.files import TICK
+from stager.fs.partial_file import Partial
+from stager.fs.reader import FileReader
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.source.access import open_file
 from stager.source.posix import data_size
+from stager.store.parents import made_parents
+from stager.store.record import is_ours
+from stager.store.validity import check_contents, own_lstat
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stager.disk.record import Record
     from stager.rank.task import Task
     from stager.source.access import SourceReader
+    from stager.store.record import Record
     from stager.wire.transfer import Transferred
 
 

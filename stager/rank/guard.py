@@ -4,7 +4,7 @@ Neither MPI over TCP nor Slurm reports a rank whose slurmstepd was killed: the o
 wait for it for ever. The kernel reports it, by closing the rank's connections. Before a rank ends
 normally it sends a goodbye, so that its neighbours do not miss it.
 
-Where a connection cannot be made, `launch.stall` still finds out that a node has failed.
+Where a connection cannot be made, `launch.health` still finds out that a node has failed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stager.base.codec import BYTES, NUMBER, TEXT, record_of
 from stager.base.interfaces import NEAR
-from stager.wire.codec import BYTES, NUMBER, TEXT, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

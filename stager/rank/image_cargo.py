@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import LARGER_DISKS, Failure, SourceError, SpaceError
 from stager.base.extents import Extent
-from stager.base.reserve import amount_of
-from stager.copies.room import free_space
-from stager.disk.files import existing_folder_above, remove_tree, stage_errors
-from stager.disk.reader import FileReader
-from stager.disk.unnamed import make_partial_folder
+from stager.base.rules import amount_of
+from stager.fs.files import existing_folder_above, remove_tree, stage_errors
+from stager.fs.partial_file import make_partial_folder
+from stager.fs.reader import FileReader
 from stager.rank.cargo import Opened
 from stager.rank.file_cargo import FileCargo
 from stager.rank.report import tell
+from stager.store.space import free_space
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:

@@ -27,22 +27,22 @@ from stager.base.errors import (
     StageError,
 )
 from stager.base.outcome import Outcome
-from stager.base.phases import Phase, Stopwatch, process_begun
+from stager.base.telemetry import Phase, Stopwatch, process_begun
 from stager.base.text import listed
-from stager.disk.jobs import note_figures
 from stager.rank.agree import Context, Node, RefusedError, together
-from stager.rank.orphan import is_started_by_plugin
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
+from stager.rank.start import is_started_by_plugin
 from stager.request.items import REQUEST_VARIABLE, StageRequest
+from stager.store.leases import note_figures
 from stager.wire.channel import Channel, interrupted, meet, refuse_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stager.base.outcome import ItemReport, Slow
-    from stager.disk.step_status import StepStatus
+    from stager.node.job_state import StepStatus
     from stager.request.items import Space
 
 #: Seconds that the end of MPI may take, after the outcome is reported.
@@ -146,7 +146,7 @@ def _slow(stage_run: StageRun) -> list[Slow]:
     """Return the nodes that held all others back."""
     if not stage_run.paces:
         return []
-    from stager.base.slow import slow_nodes  # not needed where all copies are current
+    from stager.base.outcome import slow_nodes  # not needed where all copies are current
 
     return slow_nodes(stage_run.paces)
 
@@ -172,7 +172,7 @@ def _node(request: StageRequest, rank: int) -> Node:
         return Node(name, f"{request.local_root}/{name}", uid)
     name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     if request.hosts:
-        from stager.base.hostnames import name_here  # only without Slurm
+        from stager.base.interfaces import name_here  # only without Slurm
 
         name = name_here(request.hosts) or name
     return Node(name, "", uid)
@@ -183,8 +183,8 @@ def _guarded(context: Context) -> Iterator[None]:
     """End this rank if a neighbour dies: MPI would wait for it for ever. Collective."""
     comm, guard = context.comm, None
     if comm.size > 1 and not context.request.local_root:  # mpiexec ends simulated nodes by itself
+        from stager.base.codec import optional
         from stager.rank.guard import ADDRESS, Guard
-        from stager.wire.codec import optional
 
         host = _choose_address(context)
         request, own = context.request, context.node.name
@@ -288,7 +288,7 @@ def line_status(context: Context) -> Iterator[Callable[[Outcome], None]]:
     if not request.line:
         yield lambda _: None
         return
-    from stager.disk.line_status import hold_line  # few stages are asked for in this way
+    from stager.node.job_state import hold_line  # few stages are asked for in this way
 
     root, by_user = node.path(request.line_root), bool(request.hosts)
     with hold_line(request.line, root, node.uid, by_user=by_user) as tell_code:
@@ -305,7 +305,7 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
     if not request.status_file or request.dry_run:
         yield lambda _: None
         return
-    from stager.disk.step_status import StepStatus  # only where tasks wait
+    from stager.node.job_state import StepStatus  # only where tasks wait
 
     status = StepStatus(context.node.uid)
 

@@ -12,18 +12,17 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from stager.base.codec import NUMBER, REAL, pair_of
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
 from stager.base.outcome import NodeRates, Rate
-from stager.copies.room import check_room_to_measure
-from stager.disk.cache import Cache, RootFacts, open_cache
-from stager.disk.partial import Partial
-from stager.disk.reader import FileReader
+from stager.fs.partial_file import Partial
+from stager.fs.reader import FileReader
 from stager.rank.agree import together
-from stager.wire.codec import NUMBER, REAL, pair_of
-from stager.wire.layout import Layout
+from stager.store.cache import Cache, RootFacts, open_cache
+from stager.store.space import check_room_to_measure
+from stager.wire.layout import Algorithm, Layout
 from stager.wire.ring import Drain, Ring
-from stager.wire.settings import Algorithm
 from stager.wire.transfer import broadcast, ring_depth
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
-    from stager.wire.settings import Settings
+    from stager.wire.layout import Settings
 
 #: Bytes of the smallest message, and the factor from one size to the next.
 _SMALLEST, _FACTOR = 64 * 1024, 4

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.options import Mode
-from stager.source.image_name import is_image
-from stager.source.location import is_url
+from stager.source.location import is_image, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from stager.copies.survey import Survey
     from stager.request.items import StageItem
+    from stager.source.endpoints import RemoteSettings
     from stager.source.facts import Source
-    from stager.source.settings import RemoteSettings
-    from stager.wire.settings import Settings
+    from stager.store.validity import Survey
+    from stager.wire.layout import Settings
 
 
 #: Readers that ``auto`` stands for: so many at first, then more while that makes it faster. One

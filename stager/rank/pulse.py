@@ -1,7 +1,7 @@
 """Tell the launching process every few seconds what this rank has done, and what it is doing.
 
-`launch.stall` finds out by these *pulses* that a stage does not move any more, and because of which
-node. They do not pass through MPI, and come from a thread of their own.
+`launch.health` finds out by these *pulses* that a stage does not move any more, and because of
+which node. They do not pass through MPI, and come from a thread of their own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from _thread import start_new_thread  # threading is slow to import
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stager.base.phases import Phase
-from stager.base.progress import Kind, counted, current, doing
-from stager.base.writing import writing
+from stager.base.telemetry import Kind, Phase, counted, current, doing, writing
 from stager.rank.report import tell_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stager.base.phases import Stopwatch
-    from stager.base.progress import Activity
+    from stager.base.telemetry import Activity, Stopwatch
     from stager.rank.agree import Node
     from stager.request.items import StageRequest
 
@@ -107,7 +104,7 @@ def period(limit: float) -> float:
 def text_of(activity: Activity, phase: Phase) -> str:
     """Return an activity as a message names it. Pure.
 
-    >>> from stager.base.progress import Activity
+    >>> from stager.base.telemetry import Activity
     >>> text_of(Activity(Kind.READ, "/shared/data"), Phase.BROADCAST)
     'reading /shared/data'
     """

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from stager.base.events import event
 from stager.base.outcome import Counts, ItemReport
 from stager.base.text import listed, printable
-from stager.copies.survey import Reason
 from stager.source.location import is_url
+from stager.store.validity import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.base.slow import Pace
-    from stager.copies.survey import Survey
+    from stager.base.outcome import Pace
     from stager.rank.task import Task
+    from stager.store.validity import Survey
 
 #: Seconds between two progress events of an item.
 _PROGRESS_PERIOD = 1.0

@@ -13,7 +13,7 @@ import xxhash
 from stager.base.errors import UsageError
 from stager.base.paths import SHARD_LIST
 from stager.rank.cargo import Opened
-from stager.rank.reuse import Reuse, read_marks
+from stager.rank.publication import Reuse, read_marks
 from stager.rank.tree_cargo import TreeCargo
 from stager.tree.listing import pack, unpack
 from stager.tree.shard import (

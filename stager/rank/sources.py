@@ -6,25 +6,16 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.codec import BYTES, FLAG, NUMBER, TEXT, Codec, record_of, tuple_of
 from stager.base.errors import SourceError, UsageError
 from stager.base.options import ITSELF, FolderLayout, Links, Mode, Options, Relocate, Share
-from stager.base.progress import Kind, doing
+from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
-from stager.disk.permissions import copy_mode
-from stager.disk.record import SourceFacts
-from stager.request.kinds import check_options
+from stager.fs.files import copy_mode
+from stager.request.items import check_options
 from stager.source.access import look_at
-from stager.source.facts import Selection, Source
+from stager.source.facts import Selection, Source, SourceFacts
 from stager.source.location import is_url
-from stager.wire.codec import (
-    BYTES,
-    FLAG,
-    NUMBER,
-    TEXT,
-    Codec,
-    record_of,
-    tuple_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,11 +23,11 @@ if TYPE_CHECKING:
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
     from stager.source.facts import Listings
-    from stager.tree.venv import Environment
+    from stager.tree.environments import Environment
 
 
 def _environment() -> Codec[Environment]:
-    from stager.tree.venv import Environment  # rarely needed
+    from stager.tree.environments import Environment  # rarely needed
 
     paths = tuple_of(BYTES)
     return record_of(
@@ -152,7 +143,7 @@ def _permitted(source: Source, item: StageItem) -> Source:
 
 
 def _relocated(item: StageItem, source: Source) -> Source:
-    from stager.tree.venv import not_plain, relocation_digest  # rarely needed
+    from stager.tree.environments import not_plain, relocation_digest  # rarely needed
 
     if note := not_plain(item.source, item.destination):
         return replace(source, environments=(), environment_note=note)

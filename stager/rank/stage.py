@@ -13,54 +13,42 @@ from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from stager.base.codec import FLAG, NUMBER, TEXT, list_of, member_of, optional, record_of, tuple_of
 from stager.base.errors import BusyError, Failure, StageError
 from stager.base.options import Lifetime, Mode
-from stager.base.phases import Phase
-from stager.base.progress import about
-from stager.copies.apart import check_apart
-from stager.copies.survey import (
-    Reason,
-    Survey,
-    open_to,
-    other_source,
-    survey,
-    survey_shared,
-)
-from stager.disk.cache import Cache, RootFacts, open_cache, plan_cache
-from stager.disk.jobs import note_uses
+from stager.base.telemetry import Phase, about
 from stager.rank.agree import RefusedError, StaleError, locked, together
 from stager.rank.plan import plan_item, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
 from stager.source.facts import Listings, Source
-from stager.source.image_name import is_image
-from stager.source.location import is_url
-from stager.wire.codec import (
-    FLAG,
-    NUMBER,
-    TEXT,
-    list_of,
-    member_of,
-    optional,
-    record_of,
-    tuple_of,
+from stager.source.location import is_image, is_url
+from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
+from stager.store.leases import note_uses
+from stager.store.validity import (
+    Reason,
+    Survey,
+    check_apart,
+    open_to,
+    other_source,
+    survey,
+    survey_shared,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stager.base.outcome import Evicted, ItemReport
-    from stager.base.phases import Stopwatch
-    from stager.base.slow import Pace
-    from stager.copies.survey_tree import Standing
-    from stager.disk.locks import Locks
-    from stager.disk.record import Record
+    from stager.base.outcome import Evicted, ItemReport, Pace
+    from stager.base.telemetry import Stopwatch
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.cargo import Cargo
-    from stager.rank.reuse import Reuse
+    from stager.rank.publication import Reuse
     from stager.rank.shard_cargo import Split
     from stager.request.items import StageItem
+    from stager.store.locks import Locks
+    from stager.store.record import Record
+    from stager.store.tree_validity import Standing
     from stager.tree.listing import Listing
 
 #: Attempts in which the source changed while it was read, after which the stage fails.
@@ -236,7 +224,7 @@ class StageRun:
         for item, cache in zip(items, caches, strict=True):
             record = cache.load(item.destination)
             if record and record.tree and not cache.is_updating(item.destination):
-                from stager.copies.survey_tree import standing_of  # not needed for files
+                from stager.store.tree_validity import standing_of  # not needed for files
 
                 path = self._context.node.path(item.destination)
                 if standing := standing_of(path, cache, record):
@@ -335,7 +323,7 @@ class StageRun:
         if not self._rank and not is_url(item.source):
             check_apart(item.source, path)
         if one.cache.is_updating(item.destination) and self._may_finish(one):
-            from stager.copies.update import finish  # rarely needed
+            from stager.store.removal import finish  # rarely needed
 
             finish(one.cache, path, item.destination, force=item.options.replace)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
@@ -385,7 +373,7 @@ class StageRun:
             return survey_shared
         if not one.source.is_tree and not one.item.options.extract:
             return survey
-        from stager.copies.survey_tree import survey_tree  # not needed for files
+        from stager.store.tree_validity import survey_tree  # not needed for files
 
         return partial(survey_tree, standings=self._standings)
 
@@ -450,7 +438,7 @@ class StageRun:
 
     def _make_tree_cargo(self, task: Task) -> Cargo:
         """Make the Cargo of a folder; all ranks get its listing from rank 0. Collective."""
-        from stager.rank.reuse import find_reusable  # not needed for files
+        from stager.rank.publication import find_reusable  # not needed for files
         from stager.rank.tree_cargo import TreeCargo
 
         listing = self._share_listing(task)
@@ -511,7 +499,7 @@ class StageRun:
         cargos = [one.cargo for one in planned if one.cargo]
         if not cargos:
             return
-        from stager.rank.room import make_room  # not needed where all copies are current
+        from stager.rank.free_space import make_room  # not needed where all copies are current
 
         wanted = {one.task.item.destination for one in planned}
         for one in planned:  # a user may stage a copy to another place on the node

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import Failure, IntegrityError, StageError
-from stager.disk.record import VERSION, CopyFacts, Record, TreeFacts
-from stager.source.image_name import is_image
+from stager.source.location import is_image
+from stager.store.record import VERSION, Record, TreeFacts
 
 if TYPE_CHECKING:
-    from stager.copies.survey_tree import Standing
-    from stager.disk.cache import Cache
+    from stager.fs.files import CopyFacts
     from stager.rank.agree import Node
     from stager.rank.plan import TransferPlan
     from stager.request.items import Space, StageItem
+    from stager.source.endpoints import RemoteSettings
     from stager.source.facts import Source
-    from stager.source.settings import RemoteSettings
-    from stager.wire.settings import Settings
+    from stager.store.cache import Cache
+    from stager.store.tree_validity import Standing
+    from stager.wire.layout import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import FolderLayout, Links
 from stager.base.outcome import Counts
-from stager.disk.cache import check_inodes
-from stager.disk.parents import made_parents
 from stager.rank.cargo import Cargo, Opened, Published
 from stager.rank.publication import (
+    Reuse,
     announce_tree,
     check_obstacles,
     publish_tree,
+    read_marks,
     verify_tree,
 )
-from stager.rank.reuse import Reuse, read_marks
 from stager.source.access import open_tree
+from stager.store.cache import check_inodes
+from stager.store.parents import made_parents
+from stager.tree.environments import Relocation, relocate, with_moved_links
 from stager.tree.listing import Kind
-from stager.tree.partial import PartialTree
+from stager.tree.partial_tree import PartialTree
 from stager.tree.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.tree.table import Table
-from stager.tree.venv import Relocation, relocate, with_moved_links
 from stager.wire.layout import Layout
 
 if TYPE_CHECKING:

@@ -12,15 +12,14 @@ from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, StageError, write_traceback
-from stager.base.reserve import amount_of
-from stager.copies.evict import find_candidates
-from stager.copies.room import free_space
-from stager.disk.files import as_stage_error, stage_errors
+from stager.base.rules import amount_of
+from stager.fs.files import as_stage_error, stage_errors
+from stager.store.space import find_candidates, free_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.disk.partial import Partial
+    from stager.fs.partial_file import Partial
     from stager.rank.task import Task
 
 Result = TypeVar("Result")

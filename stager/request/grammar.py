@@ -1,16 +1,20 @@
-r"""Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
+r"""Define a Directive, and print directives as a ``--stage`` value, which `grammar` reads back.
+
+Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
 
 Both are ``SRC:DST[,key=value…]``, several joined by ``;``. SRC ends at the first ``:/`` or ``:$``
 behind its scheme. A ``,`` separates only behind that, and before what looks like the name of an
 option. A backslash before ``: , ; $ % \`` takes its meaning away; before anything else it is
 itself. Blanks before SRC are dropped, and those at the end of a line.
 
-``@FILE`` as SRC is a file of the user's with a URL that has a secret; see `launch.url_file`.
+``@FILE`` as SRC is a file of the user's with a URL that has a secret; see `launch.credentials`.
 
 The names in SRC and DST are filled in (`names`), so that a Directive has plain paths.
 
 ``parse_value(print_value(directives), names) == directives``. Every fault is a DirectiveError,
 which shows its place by a caret.
+
+Read how many nodes of a job may fail its stage: a number of nodes, or a share of them. Pure.
 """
 
 from __future__ import annotations
@@ -18,31 +22,65 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import ITSELF, OPTION_TYPES, FolderLayout, Links, Mode, Options
+from stager.base.options import (
+    DEFAULT_OPTIONS,
+    ITSELF,
+    OPTION_TYPES,
+    FolderLayout,
+    Links,
+    Mode,
+    Options,
+)
 from stager.base.text import printable
-from stager.request.directive import Directive
 from stager.request.lexer import (
     BLANKS,
     OPTION,
     SEPARATOR,
     SOURCE_END,
     Piece,
+    escape,
     read,
     scheme_end,
     source_end,
 )
-from stager.source.image_name import is_image
-from stager.source.location import Location, Scheme, is_url, is_url_file
+from stager.source.location import Location, Scheme, is_image, is_url, is_url_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from stager.request.names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """What a user asks for: a copy of ``source`` at ``destination`` on every node."""
+
+    source: str
+    destination: str
+    options: Options = DEFAULT_OPTIONS
+
+    def __str__(self) -> str:
+        """Return the directive as it is written in a ``--stage`` value."""
+        options = (
+            f",{key}={escape(value)}" if value else f",{key}" for key, value in self.options.given()
+        )
+        return f"{escape(self.source)}:{escape(self.destination)}{''.join(options)}"
+
+
+def print_value(directives: Iterable[Directive]) -> str:
+    """Return the ``--stage`` value that `grammar.parse_value` reads back as ``directives``.
+
+    >>> print_value([Directive("/shared/a:/b", "/nvme/a"), Directive("/shared/c,d", "/nvme/")])
+    '/shared/a\\\\:/b:/nvme/a;/shared/c\\\\,d:/nvme/'
+    """
+    return ";".join(str(directive) for directive in directives)
+
 
 #: Most bytes of a ``--stage`` value: STAGE_LIST_MAX in prolog/spank/stage.h. Slurm carries it in
 #: one environment variable, which the kernel limits to 128 KiB (MAX_ARG_STRLEN).
@@ -341,3 +379,53 @@ def _key(option: Piece) -> str:
     found = _NAME.match(option.value)
     assert found
     return found[0]
+
+
+_TEXT = re.compile(r"(\d{1,6})(%?)", re.ASCII)
+_ALL = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The most nodes that may fail: ``number`` of them, or that many percent of the job's nodes."""
+
+    number: int
+    is_percent: bool = False
+
+    @classmethod
+    def parse(cls, value: object) -> Tolerance:
+        """Return the tolerance for a number, or a text such as ``2`` or ``10%``. Raise ValueError.
+
+        >>> Tolerance.parse("10%")
+        Tolerance(number=10, is_percent=True)
+        """
+        found = _TEXT.fullmatch(value if isinstance(value, str) else "")
+        if type(value) is int and value >= 0:
+            return cls(value)
+        if not found or (found[2] and int(found[1]) > _ALL):
+            raise ValueError('must be a number of nodes, or a share of them such as "10%"')
+        return cls(int(found[1]), bool(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}{'%' if self.is_percent else ''}"
+
+    def of(self, nodes: int) -> int:
+        """Return how many of so many nodes may fail, rounded down.
+
+        >>> Tolerance(10, is_percent=True).of(39)
+        3
+        """
+        return nodes * self.number // _ALL if self.is_percent else min(self.number, nodes)
+
+
+def asked_tolerance(text: str, option: str, default: Tolerance) -> Tolerance:
+    """Return what a user's ``option`` asks for, or the site's ``default`` if it has no text.
+
+    Raise UsageError.
+    """
+    try:
+        return Tolerance.parse(text) if text else default
+    except ValueError:
+        raise UsageError(
+            f"{option}={text}: write a number of nodes, or a share of the job's nodes such as 10%"
+        ) from None

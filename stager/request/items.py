@@ -1,4 +1,8 @@
-"""Define a StageRequest: all that the ranks are asked to do, as data.
+"""Check an item's options against what its source is: a file or a folder. Pure.
+
+Write a long text with fewer, plain characters, and read it back. Pure.
+
+Define a StageRequest: all that the ranks are asked to do, as data.
 
 It travels to the ranks as JSON in one environment variable. Both ends are the same user's
 processes of one version, so the text is trusted, unlike a directive or a record.
@@ -7,23 +11,91 @@ processes of one version, so the text is trusted, unlike a directive or a record
 from __future__ import annotations
 
 import json
+import lzma
 import os
+from binascii import a2b_base64, b2a_base64
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stager.base.errors import UsageError
+from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
-from stager.base.options import DEFAULT_OPTIONS, ITSELF, FolderLayout, Mode, Options
+from stager.base.options import DEFAULT_OPTIONS, ITSELF, FolderLayout, Links, Mode, Options
 from stager.base.paths import SHARD_LIST
-from stager.source.image_name import ImageName, is_image
-from stager.source.location import cache_name, name_of
-from stager.source.settings import DEFAULT_REMOTE, RemoteSettings
-from stager.wire.settings import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
+from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
+from stager.source.location import ImageName, cache_name, is_image, is_url, name_of
+from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.base.reserve import Amount
+    from stager.base.rules import Amount
+
+
+def check_options(item: StageItem, *, is_folder: bool) -> None:
+    """Raise UsageError or PolicyRefusal if the item's options do not fit its source."""
+    options = item.options
+    becomes_tree = is_folder or options.extract
+    if not is_folder and (options.include or options.exclude):
+        raise UsageError(
+            f"{item.source} is not a folder; remove include and exclude, which are for folders"
+        )
+    if options.links is Links.FOLLOW and (is_url(item.source) or not is_folder):
+        raise UsageError(f"{item.source} is not a folder on a filesystem; remove links=follow")
+    if options.mode is Mode.SHARD and not is_folder:
+        raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
+    if is_folder and options.extract:
+        raise UsageError(f"{item.source} is a folder; extract is for archives")
+    if is_folder and options.decompress == ITSELF:
+        raise UsageError(
+            f"{item.source} is a folder; name the files in it that are to be decompressed by a "
+            "pattern, such as decompress=*"
+        )
+    if not is_folder and options.decompress not in ((), ITSELF):
+        raise UsageError(
+            f"{item.source} is not a folder; write decompress alone, without a pattern"
+        )
+    if becomes_tree and item.shared:
+        raise PolicyRefusal(
+            f"{item.destination} would be a folder, but beneath {item.root} only single files are "
+            "staged, for all users; choose a destination elsewhere"
+        )
+
+
+#: How a compact text begins. No JSON begins so.
+_MARK = "xz:"
+#: Most bytes of a text that is read back.
+LARGEST = 64 << 20
+#: Most bytes of memory for that: the compression's largest window, and the text.
+_MEMORY = 160 << 20
+
+
+def compact(text: str) -> str:
+    """Return ``text`` compressed, in letters, digits and ``+/=:``, for `expand`.
+
+    By xz, which sees the repetition of a path also 100 KiB later: a request has the user's list
+    and the items that were made of it.
+    """
+    return _MARK + b2a_base64(lzma.compress(os.fsencode(text)), newline=False).decode("ascii")
+
+
+def expand(text: str) -> str:
+    """Return the text that `compact` was given.
+
+    Raise ValueError if ``text`` is not compact, was cut, or stands for more than LARGEST bytes.
+    """
+    if not text.startswith(_MARK):
+        raise ValueError(f"it does not begin with {_MARK}")
+    stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+    try:
+        found = stream.decompress(a2b_base64(text.removeprefix(_MARK)), LARGEST)
+        # The end of the stream may stand behind the last byte that was asked for.
+        more = b"" if stream.eof or stream.needs_input else stream.decompress(b"", 1)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from None
+    if not stream.eof or more:
+        raise ValueError(f"it ends early, or has more than {LARGEST} bytes")
+    return os.fsdecode(found)
+
 
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
@@ -138,7 +210,7 @@ class StageRequest:
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
     #: Name of the job's status files on each node, and the number of the step that waits there; see
-    #: `disk.step_status`. Both are empty where no task waits.
+    #: `node.job_state`. Both are empty where no task waits.
     status_file: str = ""
     step: str = ""
     #: Whether tasks wait on each node, as only the plugin makes them do.
@@ -162,7 +234,7 @@ class StageRequest:
     #: The hosts on which ranks were started without Slurm; a rank takes its node's name from there.
     hosts: tuple[str, ...] = ()
     #: The name of the command line, if other processes run it, too, and wait on their nodes until
-    #: this stage has ended (`disk.line_status`); else empty.
+    #: this stage has ended (`node.job_state`); else empty.
     line: str = ""
     #: Folder that holds one folder a simulated node; empty on real nodes.
     local_root: str = ""
@@ -193,7 +265,6 @@ class StageRequest:
         size = len(os.fsencode(text))
         if size <= MAX_REQUEST:
             return text
-        from stager.request.compact import LARGEST, compact  # which few requests need
 
         short = compact(text)
         for kind, number, limit in (("", size, LARGEST), (" compressed", len(short), MAX_REQUEST)):
@@ -209,8 +280,6 @@ class StageRequest:
     def from_json(cls, text: str) -> StageRequest:
         """Return the request that `to_json` wrote."""
         if not text.startswith("{"):
-            from stager.request.compact import expand
-
             text = expand(text)
         data = json.loads(text)
         items = tuple(StageItem.from_json(item) for item in data.pop("items"))

@@ -30,15 +30,14 @@ from pydantic import (
 
 from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
-from stager.base.launchers import INTERFACES
+from stager.base.paths import INTERFACES
+from stager.base.rules import KEEP_FREE, byte_size, disk_amount, shared_owner
+from stager.request.grammar import Tolerance
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.request.names import LETTERS, fill_letters
-from stager.request.tolerance import Tolerance
-from stager.root.rules import KEEP_FREE, byte_size, disk_amount, shared_owner
-from stager.source.image_name import is_registry
-from stager.source.location import Scheme
-from stager.source.settings import RemoteSettings
-from stager.wire.settings import Algorithm
+from stager.source.endpoints import RemoteSettings
+from stager.source.location import Scheme, is_registry
+from stager.wire.layout import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -270,7 +269,7 @@ class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
     #: The srun to use; a name without ``/`` is looked for in the system's own folders, and Slurm's
-    #: other commands first beside a path (`launch.commands`).
+    #: other commands first beside a path (`launch.job`).
     srun: Annotated[str, AfterValidator(_possible_srun)] = "srun"
     #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`). "auto"
     #: is settled by what is installed (`launch.mpi`).
@@ -278,14 +277,14 @@ class Launch(_Section):
     #: Most seconds from the launch until every rank has started, Python's start included. Less
     #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
-    #: Whether ranks authenticate the TCP connections between them (`launch.peers`). Both must see
+    #: Whether ranks authenticate the TCP connections between them (`launch.mpi`). Both must see
     #: the same addresses: this fails where addresses are translated between nodes.
     authenticate: Annotated[bool, Field(strict=True)] = True
     #: The network interface, or its network as in ``10.1.0.0/16``, that MPI over TCP uses, and over
     #: which the ranks watch each other. "auto": MPI uses those that lead to other nodes
-    #: (`rank.astray`), and the ranks choose the watch's by kind and speed (`rank.network`).
+    #: (`rank.network`), and the ranks choose the watch's by kind and speed (`rank.network`).
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
-    #: Without Slurm: the mpiexec that starts the ranks (`launch.remote`), and the program by which
+    #: Without Slurm: the mpiexec that starts the ranks (`launch.mpiexec`), and the program by which
     #: it reaches other hosts, with its options.
     mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
     agent: Annotated[str, AfterValidator(_possible_command)] = "ssh"

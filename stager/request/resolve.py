@@ -14,7 +14,7 @@ from stager.source.location import Scheme, is_url, without_revision
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from stager.request.directive import Directive
+    from stager.request.grammar import Directive
     from stager.request.policy import Policy
 
 _IMAGES = "images"

@@ -17,7 +17,7 @@ from stager.request.lexer import sbatch_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from stager.request.directive import Directive
+    from stager.request.grammar import Directive
     from stager.request.lexer import Word
     from stager.request.names import Names
 

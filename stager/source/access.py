@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import UsageError
-from stager.source.image_name import is_image
-from stager.source.location import Location, Scheme, is_url
+from stager.source.location import Location, Scheme, is_image, is_url
 from stager.source.posix import PosixFile, look_at_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.base.extents import Extent
+    from stager.source.endpoints import RemoteSettings
     from stager.source.facts import Listings, Selection, Source
-    from stager.source.settings import RemoteSettings
     from stager.tree.stream import Stream
 
 

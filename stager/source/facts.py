@@ -10,10 +10,23 @@ from stager.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stager.disk.record import SourceFacts
+    from stager.tree.environments import Environment
     from stager.tree.listing import Listing
     from stager.tree.patterns import Patterns
-    from stager.tree.venv import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """The source's stat when it was read: bytes, nanoseconds since 1970, inode.
+
+    An object has no ctime and no inode, but a ``revision``: its ETag.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ class Listings:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, Selection], tuple[Listing, tuple[str, ...]]] = {}
-        #: The environments in a folder, and the note on them; see `tree.venv`.
+        #: The environments in a folder, and the note on them; see `tree.environments`.
         self.environments: dict[tuple[str, Selection], tuple[tuple[Environment, ...], str]] = {}
 
     def get(self, path: str, selection: Selection = EVERYTHING) -> Listing | None:

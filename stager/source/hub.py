@@ -1,4 +1,9 @@
-"""List a model or data set of a hub at one commit, and read its files.
+"""Lay out a model as the hub's own programs keep it in their cache. Pure.
+
+There, ``blobs`` has the contents, each once; ``snapshots/COMMIT`` has the files, as links to them;
+and ``refs`` tells the commit of a branch or tag.
+
+List a model or data set of a hub at one commit, and read its files.
 
 What a commit holds cannot change. So the commit is looked up once, and files are read at it without
 a condition on their version; only their sizes are compared with the hub's listing.
@@ -15,23 +20,85 @@ from urllib.parse import urlsplit
 from obstore import exceptions, store
 
 from stager.base.errors import SourceError
-from stager.source import hub_cache
 from stager.source.hub_api import ACCESS, HubApi
 from stager.source.location import Location
-from stager.source.pace import Pace
-from stager.source.patience import Patience, changed
-from stager.source.prefix import ObjectsReader, folder, list_objects
-from stager.source.remote import Version, ask_range, fill, library_options, tag_of
+from stager.source.prefix import ObjectsReader, folder, folders_above, list_objects
+from stager.source.remote import MODE, Version, ask_range, fill, library_options, tag_of
+from stager.source.retry import Pace, Patience, changed
+from stager.tree.listing import Kind, Listing, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from stager.source.endpoints import RemoteSettings
     from stager.source.facts import Listings, Selection, Source
     from stager.source.prefix import Objects
-    from stager.source.settings import RemoteSettings
-    from stager.tree.listing import Listing
     from stager.tree.patterns import Patterns
     from stager.tree.stream import Stream
+
+_BLOBS, _SNAPSHOTS, _REFS = b"blobs", b"snapshots", b"refs"
+
+
+def laid_out_as_cache(
+    plain: Listing, blobs: Mapping[bytes, str], commit: str, revision: str
+) -> Listing:
+    """Return the listing of the cache's folder of a model whose files are ``plain``.
+
+    ``blobs`` has the names of contents by path.
+    """
+    above = b"%s/%s" % (_SNAPSHOTS, commit.encode())
+    rows = {row.path: row for row in _snapshot(plain, blobs, above)}
+    if revision != commit:
+        path = b"%s/%s" % (_REFS, revision.encode())
+        size, mtime = len(commit), plain.mtimes[0]
+        rows[path] = _row(plain, path, Kind.FILE, MODE, size, mtime, tag_of(commit))
+    for path in {b""}.union(*map(folders_above, rows)) - rows.keys():
+        rows[path] = _row(plain, path, Kind.FOLDER, plain.modes[0], 0, plain.mtimes[0], 0)
+    return Listing.of(rows.values())
+
+
+def _snapshot(plain: Listing, blobs: Mapping[bytes, str], above: bytes) -> Iterator[Row]:
+    """Yield the files of a commit as links, the folders they are in, and their contents."""
+    for row, path in enumerate(plain.paths):
+        at = b"%s/%s" % (above, path) if path else above
+        mtime, tag = plain.mtimes[row], plain.inodes[row]
+        if plain.kinds[row] == Kind.FOLDER:
+            yield _row(plain, at, Kind.FOLDER, plain.modes[row], 0, mtime, 0)
+            continue
+        blob = b"%s/%s" % (_BLOBS, blobs[path].encode())
+        yield _row(plain, blob, Kind.FILE, MODE, plain.sizes[row], mtime, tag)
+        link = _row(plain, at, Kind.LINK, 0, 0, mtime, 0)
+        yield link._replace(target=b"../" * at.count(b"/") + blob)
+
+
+def _row(
+    plain: Listing, path: bytes, kind: Kind, mode: int, size: int, mtime: int, tag: int
+) -> Row:
+    return Row(path, kind, mode, size, mtime, 0, tag, plain.owners[0], plain.groups[0])
+
+
+class CacheFiles:
+    """The files of the cache's folder, which are read from the files of a commit."""
+
+    def __init__(self, files: Objects, listing: Listing, commit: str) -> None:
+        self._files = files
+        self._commit = commit.encode()
+        above = len(_SNAPSHOTS) + len(commit) + 2
+        #: By path of a blob, the path of a file that has these contents.
+        self._paths = {
+            os.fsdecode(listing.targets[row].lstrip(b"./")): os.fsdecode(listing.paths[row][above:])
+            for row in listing.rows(Kind.LINK)
+        }
+
+    def fetch(
+        self, path: str, version: Version, buffer: memoryview, offset: int
+    ) -> tuple[Version, int]:
+        """Fill ``buffer`` from the file at ``path``; see `Objects.fetch`."""
+        if path in self._paths:
+            return self._files.fetch(self._paths[path], version, buffer, offset)
+        buffer[:] = self._commit[offset : offset + len(buffer)]
+        return version, 0
+
 
 #: The time of all files of the copy, in nanoseconds: the second of January 1980. A hub lists none,
 #: and with the commit's time, files that it left alone would count as changed. Archives cannot
@@ -66,7 +133,7 @@ def _list(
     if not as_cache:
         return plain
     blobs = {path: one.blob for path, one in files.items()}
-    return hub_cache.as_cache(plain, blobs, commit, Location.parse(url).revision)
+    return laid_out_as_cache(plain, blobs, commit, Location.parse(url).revision)
 
 
 def open_model(
@@ -76,7 +143,7 @@ def open_model(
     commit = source.facts.revision
     files: Objects = HubFiles(url, commit, settings)
     if as_cache:
-        files = hub_cache.CacheFiles(files, stream.listing, commit)
+        files = CacheFiles(files, stream.listing, commit)
     return ObjectsReader(files, "", stream, settings.requests)
 
 

@@ -18,18 +18,18 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Requ
 
 from stager.base.errors import SourceError
 from stager.base.linux import untagged
-from stager.base.progress import Kind, count, doing
+from stager.base.telemetry import Kind, count, doing
 from stager.base.text import showable
+from stager.source.endpoints import ENDPOINTS, HUB
 from stager.source.location import Location
-from stager.source.patience import Access, AnswerError, Patience, ShortBodyError
 from stager.source.remote import read_authorities
-from stager.source.settings import ENDPOINTS, HUB
+from stager.source.retry import Access, AnswerError, Patience, ShortBodyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from http.client import HTTPMessage, HTTPResponse
 
-    from stager.source.settings import RemoteSettings
+    from stager.source.endpoints import RemoteSettings
 
 #: Seconds for a connection, and without a byte on one.
 _TIMEOUT = 20

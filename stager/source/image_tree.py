@@ -18,8 +18,8 @@ from datetime import datetime
 from typing import Any
 
 from stager.base.errors import SourceError
-from stager.base.progress import count
-from stager.disk.files import OPEN_FOLDER, opened, write_all
+from stager.base.telemetry import count
+from stager.fs.files import OPEN_FOLDER, opened, write_all
 
 #: Bytes of a configuration, which is small.
 _MOST = 4 << 20

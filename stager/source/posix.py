@@ -1,4 +1,6 @@
-"""Look at sources on mounted filesystems: files and folders.
+"""Find out whether all users can reach a source, of which a site wants to have copies for all.
+
+Look at sources on mounted filesystems: files and folders.
 
 Rank 0 alone looks, and sends what it found to the other ranks.
 """
@@ -8,25 +10,78 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.codec import listed_time
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import rounded
-from stager.base.mounts import is_on_fuse
-from stager.base.numbers import listed_time
+from stager.base.linux import PASS_FOLDER
+from stager.base.mounts import has_own_rules, is_on_fuse
 from stager.base.paths import pattern_hint
-from stager.base.progress import Kind, doing
-from stager.disk.files import kind_of, opened
-from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
-from stager.disk.record import SourceFacts
-from stager.source.facts import EVERYTHING, Listings, Selection, Source
-from stager.source.way import check_open_to_all
+from stager.base.telemetry import Kind, doing
+from stager.fs.files import kind_of, opened
+from stager.fs.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
+from stager.source.facts import EVERYTHING, Listings, Selection, Source, SourceFacts
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
     from stager.tree.patterns import Patterns
+
+#: What all users need of a file, and of each folder above it. A group may lack what others have.
+_READ = stat.S_IRGRP | stat.S_IROTH
+_PASS = stat.S_IXGRP | stat.S_IXOTH
+
+
+def check_open_to_all(descriptor: int, path: str) -> None:
+    """Raise SourceError unless all users can read the file that was opened at ``path``."""
+    closed = closed_by(descriptor)
+    if closed:
+        raise SourceError(
+            f"{path}: a copy there would be for all users, and {closed} is not open to all: chmod "
+            "go+rX, or share=all, which opens the copy all the same"
+        )
+
+
+def closed_by(descriptor: int) -> str:
+    """Return the path of what keeps some users from an open file, or nothing. Raise OSError.
+
+    That is the file or a folder above it. Where it really lies counts, and not by which links it
+    was found. Each folder is opened from the one below it, so that nobody can put another one in
+    its place.
+    """
+    path = _path(descriptor)
+    above, name = os.path.split(path)
+    with ExitStack() as stack:
+        if _is_closed(descriptor, _READ):
+            return path
+        current = stack.enter_context(opened(above, PASS_FOLDER))
+        try:
+            there = os.lstat(name, dir_fd=current)
+        except OSError:  # it was moved meanwhile
+            return path
+        if not os.path.samestat(there, os.fstat(descriptor)):
+            return path
+        while not _is_closed(current, _PASS):
+            higher = stack.enter_context(opened("..", PASS_FOLDER, current))
+            if os.path.samestat(os.fstat(higher), os.fstat(current)):  # the root folder
+                return ""
+            current = higher
+        return _path(current)
+
+
+def _path(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _is_closed(descriptor: int, needed: int) -> bool:
+    """Return whether some users may lack a right; an access control list may name them."""
+    if os.fstat(descriptor).st_mode & needed != needed or has_own_rules(descriptor):
+        return True
+    with suppress(OSError):  # not all filesystems have any; a descriptor of O_PATH has none itself
+        return "system.posix_acl_access" in os.listxattr(f"/proc/self/fd/{descriptor}")
+    return False
 
 
 def look_at_source(
@@ -65,7 +120,7 @@ def look_at_source(
         )
         environments, note = listings.environments.get((path, selection), ((), ""))
         known = {link for one in environments for link in one.links}
-        from stager.tree.leaving import count_leaving  # not needed for a file
+        from stager.tree.walk import count_leaving  # not needed for a file
 
         modified = version.mtime_ns if version.inode else listing.mtimes[0]
         identity = replace(version, size=listing.size, mtime_ns=modified)
@@ -106,7 +161,7 @@ def _list_all(
     listing = _list(path, facts, version, patterns, selection.follow)
     if not selection.relocate:
         return listing
-    from stager.tree.venv import find_environments, with_homes  # not needed for a file
+    from stager.tree.environments import find_environments, with_homes  # not needed for a file
 
     found = listings.environments[path, selection] = find_environments(path, listing)
     homes = {
@@ -119,8 +174,8 @@ def _list_all(
 
 def _list_home(path: str, *, packages: bool) -> Listing:
     """List an interpreter's home, without its ``packages`` if they are not needed."""
+    from stager.tree.environments import HOME_PACKAGES, HOME_PARTS
     from stager.tree.patterns import Patterns  # slow to import
-    from stager.tree.venv import HOME_PACKAGES, HOME_PARTS
 
     patterns = Patterns(HOME_PARTS, () if packages else HOME_PACKAGES)
     try:

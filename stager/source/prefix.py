@@ -14,15 +14,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import SourceError
-from stager.disk.record import SourceFacts
-from stager.source.facts import Listings, Selection, Source
+from stager.source.facts import Listings, Selection, Source, SourceFacts
 from stager.source.remote import MODE, Store, Version
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from stager.source.settings import RemoteSettings
+    from stager.source.endpoints import RemoteSettings
     from stager.tree.patterns import Patterns
     from stager.tree.stream import Part, Stream
 

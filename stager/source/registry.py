@@ -15,21 +15,20 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from stager.base.errors import SourceError
-from stager.base.progress import Kind, doing
+from stager.base.telemetry import Kind, doing
 from stager.base.text import printable
-from stager.disk.files import as_stage_error, remove_tree
-from stager.disk.record import SourceFacts
-from stager.source.facts import Source
-from stager.source.image_name import ImageName, is_digest
+from stager.fs.files import as_stage_error, remove_tree
+from stager.source.endpoints import AUTH_FILE
+from stager.source.facts import Source, SourceFacts
 from stager.source.image_tree import complete, config_of
-from stager.source.patience import Patience, RefusedError
-from stager.source.settings import AUTH_FILE
+from stager.source.location import ImageName, is_digest
+from stager.source.retry import Patience, RefusedError
 from stager.source.tool import Finished, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.source.settings import RemoteSettings
+    from stager.source.endpoints import RemoteSettings
 
 T = TypeVar("T")
 

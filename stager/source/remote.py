@@ -25,18 +25,26 @@ from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
-from stager.base.progress import Kind, count, doing
+from stager.base.telemetry import Kind, count, doing
 from stager.base.text import printable, showable
-from stager.disk.record import SourceFacts
-from stager.source.facts import Source
+from stager.source.endpoints import (
+    ASKED_FOR_KEYS,
+    ENDPOINTS,
+    GOOGLE,
+    KEEPERS,
+    VENDORS,
+    Secret,
+    secrets_of,
+)
+from stager.source.facts import Source, SourceFacts
 from stager.source.location import Location, Scheme
-from stager.source.pace import Pace
-from stager.source.patience import (
+from stager.source.retry import (
     NOWHERE,
     TO_STORE,
     TO_WEB,
     LongBodyError,
     NoObjectError,
+    Pace,
     Patience,
     ShortBodyError,
     changed,
@@ -44,13 +52,11 @@ from stager.source.patience import (
     is_beyond_end,
     is_denied,
 )
-from stager.source.settings import ASKED_FOR_KEYS, ENDPOINTS, GOOGLE, KEEPERS, VENDORS
-from stager.source.web import Secret, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from stager.source.settings import RemoteSettings
+    from stager.source.endpoints import RemoteSettings
 
 T = TypeVar("T")
 

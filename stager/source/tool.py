@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.linux import end_with_parent
-from stager.base.progress import count
+from stager.base.telemetry import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

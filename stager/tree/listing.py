@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import xxhash
 
+from stager.base.codec import listed_time
 from stager.base.extents import ALIGNMENT, Extent
-from stager.base.numbers import listed_time
 from stager.base.text import printable
-from stager.disk.permissions import copy_mode
+from stager.fs.files import copy_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

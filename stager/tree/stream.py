@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
+from stager.base.codec import listed_time
 from stager.base.digest import Digest
 from stager.base.errors import SourceError
+from stager.base.extents import Spans
 from stager.base.linux import IS_LINK, PASS_FOLDER, open_at, open_beneath
-from stager.base.numbers import listed_time
-from stager.base.progress import Kind as Doing
-from stager.base.progress import doing
-from stager.base.spans import Spans
-from stager.disk.reader import OPEN_FILE, Pace, changed
+from stager.base.telemetry import Kind as Doing
+from stager.base.telemetry import doing
+from stager.fs.reader import OPEN_FILE, Pace, changed
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from stager.disk.cache import Cache
-    from stager.disk.record import Record
+    from stager.store.cache import Cache
+    from stager.store.record import Record
 
 
 @dataclass(frozen=True, slots=True)

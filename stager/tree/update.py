@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base import linux
 from stager.base.errors import DestinationError
-from stager.base.progress import count
-from stager.disk.files import remove_tree
+from stager.base.telemetry import count
+from stager.fs.files import remove_tree
 from stager.tree.listing import Kind, text_of
 from stager.tree.table import common
 
@@ -141,7 +141,7 @@ def steps(old: Table, new: Table, arrived: Collection[bytes]) -> Iterator[Step]:
 class Update:
     """The change of the folder ``destination``, open as ``top``, from the table ``old`` to ``new``.
 
-    What is new lies in the folder at ``hidden``, as `tree.partial` leaves it, on the same
+    What is new lies in the folder at ``hidden``, as `tree.partial_tree` leaves it, on the same
     filesystem. What is at a path and in neither version is the user's own: with ``force`` it makes
     way for what is new.
     """

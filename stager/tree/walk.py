@@ -2,6 +2,8 @@
 
 Each entry is statted once. Shared storage answers slowly, but answers many requests at once, so
 several threads ask. When the answers come from memory, a single thread is faster.
+
+Find the symbolic links of a folder that lead out of it: what is there is not in the copy.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import SMALLEST_HOLE, rounded
 from stager.base.linux import IS_LINK, open_at, open_beneath
 from stager.base.mounts import is_on_fuse
-from stager.base.progress import count
-from stager.disk.files import OPEN_FOLDER, kind_of, opened
-from stager.disk.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
+from stager.base.telemetry import count
+from stager.fs.files import OPEN_FOLDER, kind_of, opened
+from stager.fs.reader import BLOCK, OPEN_FILE, FileReader, check_mounter
 from stager.tree.listing import Kind, Listing, Row, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from stager.base.extents import Extent
@@ -331,3 +333,28 @@ def _folder_row(path: bytes, facts: os.stat_result) -> Row:
     mode, who = facts.st_mode & _PERMISSIONS, (facts.st_uid, facts.st_gid)
     # Its ctime tells of a list of who may enter it, which its mode may not show.
     return Row(path, Kind.FOLDER, mode, 0, facts.st_mtime_ns, facts.st_ctime_ns, 0, *who)
+
+
+def count_leaving(folder: str, listing: Listing, known: Container[bytes] = ()) -> int:
+    """Return the number of links that lead out of the ``folder``, without the ``known``. Pure.
+
+    Raise SourceError if nothing else is in it: the copy would have no file.
+    """
+    places = list(_places(listing, known))
+    if places and len(places) == len(listing) - listing.kinds.count(Kind.FOLDER):
+        where = text_of(places[0])
+        raise SourceError(
+            f"{folder} has no files: all links in it lead out of it, as to {where}; take the files "
+            "that they lead to by links=follow"
+        )
+    return len(places)
+
+
+def _places(listing: Listing, known: Container[bytes]) -> Iterator[bytes]:
+    """Yield where links lead that leave the folder: relative to it, or absolute."""
+    for row in listing.rows(Kind.LINK):
+        target = listing.targets[row]
+        if (target.startswith(b"/") or b".." in target) and listing.paths[row] not in known:
+            place = os.path.normpath(os.path.join(os.path.dirname(listing.paths[row]), target))
+            if place.startswith(b"/") or place.split(b"/")[0] == b"..":
+                yield place

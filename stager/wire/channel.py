@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
+from stager.base.codec import TEXT
 from stager.base.errors import LaunchError
-from stager.wire.codec import TEXT
-from stager.wire.settings import KEY_SIZE
+from stager.wire.layout import KEY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stager.wire.codec import Codec
+    from stager.base.codec import Codec
 
 T = TypeVar("T")
 
@@ -38,13 +38,13 @@ FRAME = 512
 _SIGNATURE, _LENGTH, _DIGEST = 16, 8, 32
 _CONTENT = FRAME - _SIGNATURE - _LENGTH
 #: Most bytes that one rank may send to all: what it says about each item of the largest request,
-#: whose text has no more (`request.compact`).
+#: whose text has no more (`request.items`).
 MOST_OF_A_RANK = 64 << 20
 #: Most bytes that all ranks together may send to all: MPI counts them by 31 bits, and each rank
 #: holds them all.
 MOST_OF_ALL = 1 << 30
 #: Most bytes that one rank may send when it alone sends: the listing of a folder, of which a
-#: million files take 200 MiB. A table on the disk may have as many (`disk.cache`).
+#: million files take 200 MiB. A table on the disk may have as many (`store.cache`).
 MOST_OF_ONE = 4 << 30
 #: Bytes of such a message that travel at a time, since MPI counts them by 31 bits.
 _PIECE = 1 << 28

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mpi4py import MPI
 
-from stager.base.progress import Kind, wait_for
+from stager.base.telemetry import Kind, wait_for
+from stager.wire.layout import Algorithm
 from stager.wire.route import route
-from stager.wire.settings import Algorithm
 
 if TYPE_CHECKING:
     from stager.wire.turns import Turns

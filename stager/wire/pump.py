@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpi4py import MPI
 
-from stager.base.progress import Kind, count, wait_for
-from stager.base.writing import writing
+from stager.base.telemetry import Kind, count, wait_for, writing
 from stager.wire.ring import FAILED, LATE, MORE_READERS, OK, Filler
 from stager.wire.turns import Growth
 

@@ -14,13 +14,12 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import StageError, write_traceback
-from stager.base.progress import Kind, doing
-from stager.base.writing import writing
+from stager.base.telemetry import Kind, doing, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from stager.wire.keyed import KeyedDigest
+    from stager.base.digest import KeyedDigest
     from stager.wire.layout import Layout
 
 #: Values of the status byte behind each chunk's data. By it all ranks learn at the same chunk that

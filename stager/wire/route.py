@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stager.wire.settings import Algorithm
+from stager.wire.layout import Algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.progress import Kind, doing
-from stager.base.writing import writing
+from stager.base.telemetry import Kind, doing, writing
 from stager.wire.forward import forward
 from stager.wire.pump import Pump
 from stager.wire.ring import Drain, Ring
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from stager.base.digest import KeyedDigest
     from stager.base.errors import StageError
-    from stager.wire.keyed import KeyedDigest
-    from stager.wire.layout import Layout
+    from stager.wire.layout import Layout, Settings
     from stager.wire.ring import Digester, Reader, Writer
-    from stager.wire.settings import Settings
 
 #: Most bytes of buffers of a rank where the site sets no depth; most chunks at once, whose messages
 #: must differ in their tags.

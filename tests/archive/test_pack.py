@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import stager.archive.pack as module
-from stager.archive.pack import pack
+import stager.archive.create as module
+from stager.archive.create import pack
 from stager.archive.unpack import unpack
 from stager.base.errors import (
     DestinationError,

@@ -17,12 +17,12 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stager.archive.single import decompress
 from stager.archive.target import Limits
+from stager.archive.unpack import decompress
 from stager.base.errors import SourceError, SpaceError, StageError, UsageError
-from stager.disk.cache import Cache, open_cache
-from stager.disk.files import digest_of
-from stager.disk.partial import Partial
+from stager.fs.files import digest_of
+from stager.fs.partial_file import Partial
+from stager.store.cache import Cache, open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +209,7 @@ def test_a_full_disk_is_told_as_such(cache: Cache, monkeypatch: pytest.MonkeyPat
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, "")
 
-    monkeypatch.setattr("stager.disk.partial.write_all", fill)
+    monkeypatch.setattr("stager.fs.partial_file.write_all", fill)
     assert re.fullmatch(
         rf"{re.escape(cache.root)}: the disk is too full: .+ of .+ are free; free space there "
         r"\(stagectl evict\) and try again",

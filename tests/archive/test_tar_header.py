@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from stager.archive.damage import DamagedError
-from stager.archive.tar_header import TypeFlag, decimal, decode_header, number, text
+from stager.archive.tar import TypeFlag, decimal, decode_header, number, text
 from tests.support.archives import header
 
 BAD_NUMBER = "a header has a number that cannot be read"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.node import users_of
+from stager.base.users import users_of
 from tests.support.users import USER, give_records_folder
 
 if TYPE_CHECKING:

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from stager.base.errors import Failure
-from stager.base.outcome import (
-    Counts,
-    Evicted,
-    ItemReport,
-    Outcome,
-    Rate,
-    _checked,
-    total,
-)
+from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, _checked, total
 
 FILE = ItemReport(
     source="/shared/a", destination="/nvme/a", size=5, received=["n1"], current=["n2"], senders=[],

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from stager.base.phases import Phase, Stopwatch
+from stager.base.telemetry import Phase, Stopwatch
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_phase_may_be_a_part_and_one_of_its_own(clock: list[float]) -> None:
 
 def test_a_process_knows_when_it_was_started() -> None:
     """To a tick of the kernel, and not when it first asks: Python takes longer than that."""
-    code = "from stager.base.phases import process_begun; print(process_begun())"
+    code = "from stager.base.telemetry import process_begun; print(process_begun())"
     before = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         started = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from stager.base.progress import Activity, Kind, about, count, counted, current, doing, wait_for
+from stager.base.telemetry import Activity, Kind, about, count, counted, current, doing, wait_for
 
 
 def test_what_is_done_is_counted() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.base.slow import LOST, SHARE, Pace, slow_nodes
+from stager.base.outcome import LOST, SHARE, Pace, slow_nodes
 
 MB, GB = 1_000_000, 1_000_000_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.base.spans import Spans
+from stager.base.extents import Spans
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.data())

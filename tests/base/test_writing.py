@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stager.base.writing import Figures, Writing
+from stager.base.telemetry import Figures, Writing
 
 
 @pytest.fixture

@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from stager.base.options import Options, Validate
-from stager.copies.survey import survey
-from stager.disk.cache import open_cache
-from stager.disk.record import VERSION, CopyFacts, Record
+from stager.fs.files import CopyFacts
 from stager.request.items import StageItem
 from stager.source.posix import look_at_source
+from stager.store.cache import open_cache
+from stager.store.record import VERSION, Record
+from stager.store.validity import survey
 from tests.cluster.site import REPOSITORY
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ class Node:
 
     def prepare(self) -> None:
         """Do root's part before a job."""
-        _run(sys.executable, "-I", "-m", "stager.root.prepare", f"--config={self.config}", "0")
+        _run(sys.executable, "-I", "-m", "stager.node.prolog", f"--config={self.config}", "0")
 
     def epilog(self) -> None:
         """Do root's part at a job's end; this reads all records, for the figures."""
-        _run(sys.executable, "-I", "-m", "stager.copies.tidy", "--usage", f"--config={self.config}")
+        _run(sys.executable, "-I", "-m", "stager.node.tidy", "--usage", f"--config={self.config}")
 
     def status(self) -> None:
         """Run ``stagectl status`` as a user."""

@@ -38,8 +38,8 @@ from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from stager.wire.layout import Algorithm, Settings
 from stager.wire.route import best_depth, choose, route
-from stager.wire.settings import Algorithm, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

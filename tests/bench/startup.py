@@ -37,10 +37,10 @@ import os, shlex, sys
 from dataclasses import replace
 from pathlib import Path
 from stager.launch import job
-from stager.launch.commands import find_srun
+from stager.launch.job import find_srun
 from stager.launch.environment import rank_environment
 from stager.launch.mpi import settle
-from stager.launch.peers import library_for, peer_key
+from stager.launch.mpi import library_for, peer_key
 from stager.launch.srun import srun_argv
 from stager.request import policy
 from stager.request.grammar import parse_value

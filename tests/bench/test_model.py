@@ -36,7 +36,7 @@ from tests.bench.model import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stager.wire.settings import Algorithm
+    from stager.wire.layout import Algorithm
 
 CHAIN, TREE, BCAST = ALGORITHMS
 POINT_TO_POINT = [CHAIN, TREE]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.cli.absolute import absolute
+from stager.cli.arguments import absolute
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from stager.base.text import columns
-from stager.cli.blocks import Blocks
+from stager.cli.terminal import Blocks
 
 BLOCKS, ASCII = Blocks("▏▎▍▌▋▊▉█", "░"), Blocks("#", ".")
 PHASES = {"launch": 0.5, "MPI init": 1.0, "read": 0.0, "broadcast": 2.25, "end": 0.25}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 # Imported here, since an ordinary user may be unable to read this Python.
 import stager.cli.gate  # noqa: F401
-from stager.cli import seen
+from stager.cli import check
 from tests.support.desk import NOT_BENEATH, TWICE, Desk, call
 from tests.support.stagectl import Ran
 from tests.support.users import as_ordinary_user, ordinary_home
@@ -338,7 +338,7 @@ def test_at_submission_the_file_of_a_url_may_be_seen_by_the_job_alone(
         time.sleep(600)
         return path
 
-    monkeypatch.setattr(seen, "content", wait)
+    monkeypatch.setattr(check, "content", wait)
     begun = time.monotonic()
     ran = desk.stagectl("check", "--submits", *arguments, *(f"@/{at}:/nvme/{at}" for at in "bcde"))
     late = f"no answer for 2 s; {remedy}"

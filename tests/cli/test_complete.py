@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.options import OPTION_TYPES
-from stager.cli import shells
+from stager.cli import complete
 from stager.cli.main import COMMANDS
-from stager.disk.cache import open_cache
+from stager.store.cache import open_cache
 from tests.support.desk import call
 from tests.support.records import RECORD
 from tests.support.stagectl import STAGECTL, Ran, environment, run
@@ -180,7 +180,7 @@ def test_there_is_no_message_whatever_is_wrong(shell: str, line: str, tmp_path: 
 def test_there_is_no_wait_for_storage_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shells, "_LIMIT", 0.5)
+    monkeypatch.setattr(complete, "_LIMIT", 0.5)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(AssertionError, match=f"ended with -{int(signal.SIGALRM)} "):
         ask("stagectl evict --config fifo ", tmp_path)

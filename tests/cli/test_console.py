@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.console import printable_lines
+from stager.cli.terminal import printable_lines
 
 
 @pytest.mark.parametrize(

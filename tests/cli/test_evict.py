@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.cli import evict
+from stager.cli import copies
 from stager.cli.options import NodeOptions
-from stager.disk.cache import open_cache
-from stager.disk.locks import Locks
+from stager.store.cache import open_cache
+from stager.store.locks import Locks
 from tests.support.records import RECORD
 from tests.support.stagectl import Ran
 from tests.support.users import USER, forked
@@ -209,12 +209,12 @@ def test_a_later_task_waits_while_the_first_evicts(
     names = [f"{tmp_path}/nvme/{name}" for name in ("a", "b")]
     for name in names:
         cache.save(replace(RECORD, destination=name))
-    monkeypatch.setattr(evict, "_FIRST_TASK_LIMIT", -1.0)
+    monkeypatch.setattr(copies, "_FIRST_TASK_LIMIT", -1.0)
     monkeypatch.setattr("stager.launch.job.is_later_task", lambda _: True)
     where = NodeOptions("", None, None, tmp_path / "stage.toml")
-    assert not evict._does_first_task(names, where)
+    assert not copies._does_first_task(names, where)
     left = [*names]
     monkeypatch.setattr("time.sleep", lambda _: cache.forget(left.pop()))
     with closing(Locks(cache)) as locks:
         assert locks.take(names[0])
-        assert forked(lambda: evict._does_first_task(names, where))
+        assert forked(lambda: copies._does_first_task(names, where))

@@ -20,10 +20,10 @@ from stager.base.errors import Failure, SourceError
 from stager.base.outcome import Outcome
 from stager.cli import importer
 from stager.cli.staging import JobNodes
-from stager.disk.step_status import StepStatus
-from stager.request.directive import Directive
+from stager.node.job_state import StepStatus
+from stager.request.grammar import Directive
 from stager.request.policy import Policy
-from stager.source.image_name import ImageName
+from stager.source.location import ImageName
 from tests.support.desk import JOB, OUTSIDE, Desk
 from tests.support.stagectl import Ran
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stager.cli.plot import svg
+from stager.cli.bench import svg
 
 KIB, MIB = 1 << 10, 1 << 20
 SVG = "{http://www.w3.org/2000/svg}"

@@ -18,7 +18,7 @@ def test_root_is_told_how_it_prepares_a_node(desk: Desk) -> None:
     assert desk.stagectl("prepare") == Ran(
         3, "",
         f"stage: root prepares a node for one user, there: {sys.executable} -I -m "
-        f"stager.root.prepare --config {desk.config} UID\n",
+        f"stager.node.prolog --config {desk.config} UID\n",
     )  # fmt: skip
 
 

@@ -9,16 +9,7 @@ import pytest
 
 from stager.base.errors import Failure
 from stager.base.events import event
-from stager.base.outcome import (
-    Counts,
-    Evicted,
-    ItemReport,
-    NodeRates,
-    Outcome,
-    Rate,
-    Slow,
-    total,
-)
+from stager.base.outcome import Counts, Evicted, ItemReport, NodeRates, Outcome, Rate, Slow, total
 from stager.base.text import bytes_text, seconds_text
 from stager.cli.render import (
     SoFar,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.blocks import Blocks
 from stager.cli.tables import (
     FILE_HEADERS,
     FILE_HEADERS_WITH_BAR,
@@ -21,8 +20,9 @@ from stager.cli.tables import (
     unread_lines,
     user_rows,
 )
-from stager.copies.status import DiskRoom, Entry, NodeStatus, Unread
+from stager.cli.terminal import Blocks
 from stager.launch.job import fold
+from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
 from tests.support.entries import ENTRY
 
 HOUR_LATER = 1_000_000.0 + 3600 + 59

@@ -26,7 +26,7 @@ ESCAPE = "\x1b"
 #: Shows the events of a stage of two items; each at the press of Enter.
 EVENTS = """\
 import sys
-from stager.cli.console import say
+from stager.cli.terminal import say
 from stager.cli.progress import Progress
 first = {"destination": "/nvme/alice/a/long/folder/img.sqsh"}
 second = {"destination": "/nvme/alice/weights"}

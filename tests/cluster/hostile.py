@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stager.disk.cache import Cache
+from stager.store.cache import Cache
 from tests.cluster.cluster import USERS
 
 if TYPE_CHECKING:

@@ -771,7 +771,7 @@ def test_a_filesystem_over_the_records_of_all_holds_nobody(site: Site) -> None:
         assert f"problem  n2: {wrong}\n" in told
         assert never_answers(site, "/nvme/.slurm-stage", node="n2"), "the control"
         for _ in range(100):
-            left = site.run("pgrep -af stager.root", user="root", on="n2", check=False).stdout
+            left = site.run("pgrep -af stager.node", user="root", on="n2", check=False).stdout
             if not left:
                 break
             time.sleep(0.2)
@@ -817,7 +817,7 @@ def test_a_prolog_part_that_hangs_is_given_up(site: Site) -> None:
         job.wait_for(lambda record: record["JobState"] == "RUNNING")
         # Root is through, and bob's own rank waits for his own filesystem.
         site.sbatch("true", "-wn2", WISH).wait(40)
-        prepare = ["pgrep", "-f", "stager.root.prepare"]
+        prepare = ["pgrep", "-f", "stager.node.prolog"]
         assert not site.run(prepare, user="root", on="n2", check=False).stdout
     job.cancel()
     job.wait()
@@ -1033,7 +1033,7 @@ def test_bloated_records_take_little_memory(site: Site) -> None:
         forge_record(site, name, "/nvme/bob-data", node="n2", source=f"/{'s' * 30_000}")
     script = (
         "import resource, subprocess, sys; tidy = [sys.executable, '-I', '-m', "
-        "'stager.copies.tidy', '--config', '/etc/slurm/stage.toml', '--usage']; "
+        "'stager.node.tidy', '--config', '/etc/slurm/stage.toml', '--usage']; "
         "print(subprocess.run(tidy, capture_output=True, text=True).stdout.strip(), "
         "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)"
     )
@@ -1261,7 +1261,7 @@ LIAR = """\
 #!/bin/bash
 [ "$4" = node ] || exec -a "$0" /usr/bin/python3 "$@"
 exec -a "$0" /usr/bin/python3 -I -c '
-from stager.launch.answers import frames, hello
+from stager.launch.nodes import frames, hello
 for node in ("n1", "n2", "n4", "n3"):
     print(hello(node))
     print(*frames(node, {"entries": [], "rooms": [["/nvme", 1, 2]], "unread": []}), sep="\\n")

@@ -584,8 +584,8 @@ def test_a_source_replaced_while_the_job_waited_is_staged_again(site: Site) -> N
 #: A process that holds the lock of /nvme/data until it is killed.
 HOLD_LOCK = """
 import sys, time
-from stager.disk.cache import Cache
-from stager.disk.locks import Locks
+from stager.store.cache import Cache
+from stager.store.locks import Locks
 assert Locks(Cache(sys.argv[1])).take("/nvme/data")
 print(flush=True)
 time.sleep(60)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.disk.cache import Cache
+from stager.store.cache import Cache
 from tests.cluster.cluster import USERS
 from tests.cluster.site import PYTHON, STAGECTL, digest
 
@@ -363,14 +363,14 @@ def test_roots_programs_do_not_look_into_such_folders(site: Site, jobs: Jobs) ->
     site.write_policy(POLICY + extra)
     try:
         site.run(
-            f"{PYTHON} -I -m stager.root.prepare {config} --job 999 {ALICE}", user="root", on="n1"
+            f"{PYTHON} -I -m stager.node.prolog {config} --job 999 {ALICE}", user="root", on="n1"
         )
         room = f"/run/slurm-stage/{ALICE}"
         site.run(f"printf '{own}/x\\0/tmp/x\\0' >{room}/999.uses", on="n1")
         for program in (f"prepare {config} {ALICE}", f"epilog {config} 999 {ALICE}"):
             site.run(
                 f"rm -f /run/slurm-stage/after-boot.json /run/slurm-stage/*.prepared; strace -f"
-                f" -qq -e trace=%file -o {trace} {PYTHON} -I -m stager.root.{program}",
+                f" -qq -e trace=%file -o {trace} {PYTHON} -I -m stager.node.{program}",
                 user="root", on="n1",
             )  # fmt: skip
             text = site.path("n1", trace).read_text()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zstandard
 
-from stager.wire.settings import Algorithm
+from stager.wire.layout import Algorithm
 from tests.cluster.site import POLICY, STAGECTL, Site, digest
 from tests.cluster.watch import Watch
 from tests.support.nightly import repeated

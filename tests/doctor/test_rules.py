@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from stager.base.interfaces import Kind
-from stager.doctor.disks import Disk
-from stager.doctor.facts import (
+from stager.doctor.finding import Examined, Finding, Verdict
+from stager.doctor.rules import examine
+from stager.node.facts import (
     ABSENT,
     SYSCTLS,
     UNSEEN,
@@ -21,9 +22,7 @@ from stager.doctor.facts import (
     PluginLine,
     SiteFacts,
 )
-from stager.doctor.finding import Examined, Finding, Verdict
-from stager.doctor.network import Fabric, Link
-from stager.doctor.rules import examine
+from stager.node.probes import Disk, Fabric, Link
 from stager.request.policy import Cache, Launch, Policy, Shared
 
 FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777

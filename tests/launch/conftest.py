@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.launch import answers
+from stager.launch import nodes
 from tests.support.nodes import Site
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
     monkeypatch.setitem(sys.modules, "pyslurm", None)
-    monkeypatch.setattr(answers, "PATIENCE", 0.6)
+    monkeypatch.setattr(nodes, "PATIENCE", 0.6)
     site = Site(tmp_path)
     site.program("sinfo", "exit 1")
     return site

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stager.launch.answers import Answer, Mailbox, frames, hello
+from stager.launch.nodes import Answer, Mailbox, frames, hello
 
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError
-from stager.copies.upkeep import Action, Command
-from stager.launch import answers
-from stager.launch.answers import Answer
+from stager.launch import nodes
+from stager.launch.nodes import Answer
+from stager.node.agent import Action, Command
 
 if TYPE_CHECKING:
     from tests.support.nodes import Site
@@ -68,7 +68,7 @@ def test_a_broken_clush_conf_is_named(shell: Site) -> None:
 def test_a_real_node_command_answers(shell: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.program("our-ssh", 'while [[ $1 == -* ]]; do shift; done\nSLURMD_NODENAME=$1 sh -c "$2"')
     (shell.folder / "nvme").mkdir()
-    monkeypatch.setattr(answers, "PATIENCE", 10.0)
+    monkeypatch.setattr(nodes, "PATIENCE", 10.0)
     command = Command(Action.STATUS, (f"{shell.folder}/nvme",))
     [answer] = shell.ask("n1", command, None)
     assert answer.content is not None, answer.problem

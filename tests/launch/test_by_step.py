@@ -6,10 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from stager.copies.upkeep import Action, Command
-from stager.launch.answers import NODE_ARGV, Answer, frames, hello
 from stager.launch.job import JobContext
+from stager.launch.nodes import NODE_ARGV, Answer, frames, hello
 from stager.launch.srun import step_argv
+from stager.node.agent import Action, Command
 
 if TYPE_CHECKING:
     from tests.support.nodes import Site

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError
-from stager.launch import commands
-from stager.launch.commands import answer, complaint, find_srun, search_path
+from stager.launch import job
+from stager.launch.job import answer, complaint, find_srun, search_path
 from tests.support.users import as_ordinary_user
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def program(path: Path, text: str) -> None:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder of the system."""
-    monkeypatch.setattr(commands, "FOLDERS", (str(tmp_path / "system"),))
+    monkeypatch.setattr(job, "FOLDERS", (str(tmp_path / "system"),))
     (tmp_path / "system").mkdir()
     (tmp_path / "opt").mkdir()
     return tmp_path

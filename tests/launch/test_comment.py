@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.launch.comment import with_result
+from stager.launch.job import with_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_result_is_written_in_utf_8_by_any_locale_and_for_one_job_of_an_array(
         )
         command.chmod(0o755)
     code = (
-        "from stager.launch.comment import write_comment\n"
+        "from stager.launch.job import write_comment\n"
         "job = {'SLURM_JOB_ID': '9', 'SLURM_ARRAY_JOB_ID': '7', 'SLURM_ARRAY_TASK_ID': '2'}\n"
         f"write_comment('/a\\u2026', job, '{tmp_path}/srun')"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from stager.base.errors import UsageError
 from stager.launch.credentials import with_credentials
-from stager.source.web import URL_SECRETS, Secret, as_text, secrets_of
+from stager.source.endpoints import URL_SECRETS, Secret, as_text, secrets_of
 
 if TYPE_CHECKING:
     from pathlib import Path

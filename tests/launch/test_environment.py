@@ -17,7 +17,7 @@ from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
 from stager.request.items import StageItem, StageRequest
 from stager.request.policy import Launch, Policy, SourceSection
-from stager.source.settings import ENDPOINTS
+from stager.source.endpoints import ENDPOINTS
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stager.launch.answers import Answer
+from stager.launch.nodes import Answer
 
 if TYPE_CHECKING:
     from tests.support.nodes import Site

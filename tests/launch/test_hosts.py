@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import UsageError
-from stager.base.hostnames import is_address, name_here
-from stager.base.interfaces import interfaces
-from stager.base.launchers import LAUNCHERS
-from stager.launch import flux, kubernetes, lsf, pbs
-from stager.launch.choose import choose
-from stager.launch.hosts import MOST_HOSTS, Hosts, parse_hostfile, parse_list
+from stager.base.interfaces import interfaces, is_address, name_here
+from stager.base.paths import LAUNCHERS
+from stager.launch import schedulers
+from stager.launch.schedulers import MOST_HOSTS, Hosts, choose, parse_hostfile, parse_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,10 +149,10 @@ def test_a_launcher_outside_of_its_jobs_is_refused() -> None:
 
 def test_pbs_and_lsf_keep_what_their_own_agents_need() -> None:
     variables = {"PBS_NODEFILE": "/pbs", "PBS_JOBID": "123.server"}
-    found = pbs.find({**variables, "PATH": "/bin"}, read)
+    found = schedulers.find_pbs({**variables, "PATH": "/bin"}, read)
     assert found == Hosts(("n1.site.org", "n2.site.org"), "PBS_NODEFILE", variables=variables)
     variables = {"LSB_DJOB_HOSTFILE": "/lsf", "LSB_JOBID": "9", "LSF_ENVDIR": "/etc", "LS_X": "1"}
-    found = lsf.find({**variables, "PATH": "/bin"}, read)
+    found = schedulers.find_lsf({**variables, "PATH": "/bin"}, read)
     assert found == Hosts(("n1", "n2"), "LSB_DJOB_HOSTFILE", variables=variables)
 
 
@@ -173,13 +171,15 @@ def test_an_mpijob_has_the_agent_of_its_operator() -> None:
     }
     workers = ("pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc")
     origin = "OMPI_MCA_orte_default_hostfile"
-    assert kubernetes.find(variables, read) == Hosts(workers, origin, ("/etc/mpi/kubexec.sh",))
+    assert schedulers.find_kubernetes(variables, read) == Hosts(
+        workers, origin, ("/etc/mpi/kubexec.sh",)
+    )
     del variables["OMPI_MCA_plm_rsh_agent"]
     variables["OMPI_MCA_plm_rsh_args"] = "-o ConnectionAttempts=10"
     agent = ("ssh", "-o", "ConnectionAttempts=10")
-    assert kubernetes.find(variables, read) == Hosts(workers, origin, agent)
+    assert schedulers.find_kubernetes(variables, read) == Hosts(workers, origin, agent)
     variables["OMPI_MCA_plm_rsh_args"] = "'"
-    assert refused(kubernetes.find, variables, read) == (
+    assert refused(schedulers.find_kubernetes, variables, read) == (
         "OMPI_MCA_plm_rsh_agent or OMPI_MCA_plm_rsh_args cannot be read: No closing quotation"
     )
 
@@ -187,7 +187,9 @@ def test_an_mpijob_has_the_agent_of_its_operator() -> None:
 def test_flux_names_the_nodes_and_how_it_is_reached() -> None:
     variables = {"FLUX_URI": "local:///run/flux/local", "FLUX_EXEC_PATH": "/usr/libexec/flux/cmd"}
     job = {**variables, "FLUX_JOB_ID": "f2", "FLUX_JOB_NODELIST": "n[1-2]", "PATH": "/bin"}
-    assert flux.find(job, read) == Hosts(("n1", "n2"), "FLUX_JOB_NODELIST", variables=variables)
+    assert schedulers.find_flux(job, read) == Hosts(
+        ("n1", "n2"), "FLUX_JOB_NODELIST", variables=variables
+    )
 
 
 @pytest.mark.parametrize(

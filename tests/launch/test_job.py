@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, UsageError
-from stager.launch import commands
+from stager.launch import job
 from stager.launch.job import (
     JobContext,
     end_step,
@@ -142,7 +142,7 @@ def asked_of(folder: Path, name: str) -> list[str]:
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of Slurm's commands, the only one; pyslurm cannot be imported."""
-    monkeypatch.setattr(commands, "FOLDERS", ())
+    monkeypatch.setattr(job, "FOLDERS", ())
     monkeypatch.setitem(sys.modules, "pyslurm", None)
     return tmp_path
 

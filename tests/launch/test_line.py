@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.launch.line import Line, find
+from stager.launch.same_line import Line, find
 
 HOSTS = ("n1", "n2")
 VALUES = ("/shared/a:/nvme/a",)

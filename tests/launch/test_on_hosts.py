@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError
-from stager.launch import flux, hydra, openmpi
-from stager.launch.hosts import Hosts
+from stager.launch import mpiexec, schedulers
 from stager.launch.mpi import ABI
-from stager.launch.on_hosts import Ranks, launch_by_flux, launch_by_mpiexec, others
-from stager.launch.remote import Mpiexec, check_library, recognise, settle_library
+from stager.launch.mpiexec import (
+    Mpiexec,
+    Ranks,
+    check_library,
+    launch_by_flux,
+    launch_by_mpiexec,
+    others,
+    recognise,
+    settle_library,
+)
+from stager.launch.schedulers import Hosts
 from stager.request.items import MAX_REQUEST, StageItem, StageRequest
 from stager.request.policy import Launch, Policy
 
@@ -30,21 +38,25 @@ RANK = [sys.executable, "-I", "-m", "stager.rank"]
 
 
 def test_open_mpi_starts_one_rank_on_each_host_and_is_told_names_of_variables() -> None:
-    assert openmpi.command("/opt/bin/mpiexec", HOSTS, "/tmp/x/hosts", NAMES, LIBRARY) == [
+    assert mpiexec.openmpi_command("/opt/bin/mpiexec", HOSTS, "/tmp/x/hosts", NAMES, LIBRARY) == [
         "/opt/bin/mpiexec", "-n", "3", "--hostfile", "/tmp/x/hosts", "--map-by", "ppr:1:node",
         "--bind-to", "none", "--wdir", "/", "-x", "STAGE_REQUEST", "-x", "STAGE_PEER_KEY",
         "/usr/bin/env", f"LD_PRELOAD={LIBRARY}", *RANK,
     ]  # fmt: skip
-    assert openmpi.command("mpiexec", HOSTS, "h", [])[-len(RANK) - 2 :] == ["--wdir", "/", *RANK]
-    assert openmpi.hostfile(HOSTS) == "n1 slots=1\nn2 slots=1\nn3 slots=1\n"
+    assert mpiexec.openmpi_command("mpiexec", HOSTS, "h", [])[-len(RANK) - 2 :] == [
+        "--wdir",
+        "/",
+        *RANK,
+    ]
+    assert mpiexec.openmpi_hostfile(HOSTS) == "n1 slots=1\nn2 slots=1\nn3 slots=1\n"
     ssh = "/usr/bin/ssh -o BatchMode=yes"
     settings = {
         "OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": ssh, "PRTE_MCA_plm": "ssh",
         "PRTE_MCA_plm_ssh_agent": ssh, "PRTE_MCA_prte_local_tmpdir_base": "/tmp/x",
         "TMPDIR": "/tmp/x",
     }  # fmt: skip
-    assert openmpi.variables(["10.0.0.1", "n1"], AGENT, "/tmp/x") == settings
-    assert openmpi.variables(["n1.a", "n1.b"], AGENT, "/tmp/x") == {
+    assert mpiexec.openmpi_variables(["10.0.0.1", "n1"], AGENT, "/tmp/x") == settings
+    assert mpiexec.openmpi_variables(["n1.a", "n1.b"], AGENT, "/tmp/x") == {
         **settings, "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }  # fmt: skip
@@ -69,20 +81,21 @@ def test_mpiexec_of_open_mpi_has_a_folder_of_its_own_and_the_ranks_the_users(
 
 
 def test_hydra_starts_one_rank_on_each_host_and_is_told_names_of_variables() -> None:
-    assert hydra.command("/opt/bin/mpiexec", HOSTS, "/tmp/x/hosts", NAMES, AGENT, LIBRARY) == [
+    argv = mpiexec.hydra_command("/opt/bin/mpiexec", HOSTS, "/tmp/x/hosts", NAMES, AGENT, LIBRARY)
+    assert argv == [
         "/opt/bin/mpiexec", "-n", "3", "-f", "/tmp/x/hosts", "-ppn", "1", "-launcher", "ssh",
         "-launcher-exec", "/usr/bin/ssh", "-bind-to", "none", "-wdir", "/",
         "-genvlist", "STAGE_REQUEST,STAGE_PEER_KEY,OMPI_MCA_btl",
         "/usr/bin/env", f"LD_PRELOAD={LIBRARY}", *RANK,
     ]  # fmt: skip
-    assert hydra.hostfile(HOSTS) == "n1:1\nn2:1\nn3:1\n"
-    assert hydra.variables(AGENT) == {"HYDRA_LAUNCHER_EXTRA_ARGS": "-o BatchMode=yes"}
-    assert hydra.variables(["/etc/mpi/kubexec.sh"]) == {}
+    assert mpiexec.hydra_hostfile(HOSTS) == "n1:1\nn2:1\nn3:1\n"
+    assert mpiexec.hydra_variables(AGENT) == {"HYDRA_LAUNCHER_EXTRA_ARGS": "-o BatchMode=yes"}
+    assert mpiexec.hydra_variables(["/etc/mpi/kubexec.sh"]) == {}
 
 
 def test_flux_starts_one_rank_on_each_node_and_is_told_names_of_variables() -> None:
     hosts = Hosts(("n1", "n2"), "FLUX_JOB_NODELIST")
-    assert flux.command("/usr/bin/flux", hosts, NAMES, LIBRARY) == [
+    assert schedulers.flux_command("/usr/bin/flux", hosts, NAMES, LIBRARY) == [
         "/usr/bin/flux", "run", "--nodes=2", "--ntasks=2", "--job-name=stage", "--cwd=/",
         "--requires=host:n1,n2", "--env=-*", "--env=STAGE_REQUEST", "--env=STAGE_PEER_KEY",
         "--env=OMPI_MCA_btl", "/usr/bin/env", f"LD_PRELOAD={LIBRARY}", *RANK,
@@ -204,9 +217,9 @@ def test_ten_thousand_hosts_fit_into_a_request_and_an_argument_list() -> None:
     text = request.to_json()
     assert len(text) <= MAX_REQUEST
     assert StageRequest.from_json(text) == request
-    argv = openmpi.command("mpiexec", hosts, "/tmp/x/hosts", ["STAGE_REQUEST"], LIBRARY)
+    argv = mpiexec.openmpi_command("mpiexec", hosts, "/tmp/x/hosts", ["STAGE_REQUEST"], LIBRARY)
     assert sum(map(len, argv)) < 1000
-    assert openmpi.hostfile(hosts).count("\n") == len(hosts)
+    assert mpiexec.openmpi_hostfile(hosts).count("\n") == len(hosts)
 
 
 def test_without_flux_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +240,7 @@ def test_flux_gets_its_own_variables_and_the_ranks_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "flux").touch(0o755)
-    monkeypatch.setattr("stager.launch.on_hosts.search_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("stager.launch.mpiexec.search_path", lambda _: str(tmp_path))
     hosts = Hosts(("n1", "n2"), "FLUX_JOB_NODELIST", variables={"FLUX_URI": "local:///run/flux"})
     policy, request = Policy(roots=("/nvme",)), StageRequest((), 2, 1800.0)
     key = {"STAGE_PEER_KEY": "fedcba"}

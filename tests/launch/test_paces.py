@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.launch.paces import Paces, too_slow_text
+from stager.launch.health import Paces, too_slow_text
 
 MB = 1_000_000
 

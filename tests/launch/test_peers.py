@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError
-from stager.launch.peers import library_for, peer_key
+from stager.launch.mpi import library_for, peer_key
 from stager.request.policy import Launch, Policy
 from tests.support.users import as_ordinary_user, ordinary_home
 

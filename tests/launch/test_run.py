@@ -15,11 +15,11 @@ import pytest
 from stager.base.errors import Failure, LaunchError
 from stager.base.events import event
 from stager.base.outcome import Evicted, ItemReport, Outcome
-from stager.base.progress import Kind
+from stager.base.telemetry import Kind
 from stager.launch import run as run_module
+from stager.launch.health import Pulses
 from stager.launch.run import LOST as LOST_RANK
 from stager.launch.run import EndedError, Patience, run, with_evictions
-from stager.launch.stall import Pulses
 from tests.support.users import within
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.launch.sharing import Agents, shares_nothing_yet, sharing
+from stager.launch.reach import Agents, shares_nothing_yet, sharing
 
 if TYPE_CHECKING:
     from pathlib import Path

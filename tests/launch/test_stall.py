@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stager.base.progress import Kind
-from stager.launch.stall import Pulses, RunningClock
+from stager.base.telemetry import Kind
+from stager.launch.health import Pulses, RunningClock
 
 REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
 NODES = ["n1", "n2", "n3"]

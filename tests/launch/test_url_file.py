@@ -12,9 +12,9 @@ import pytest
 
 from stager.base.errors import SourceError, StageError, UsageError
 from stager.base.formats import ARCHIVES
-from stager.launch.url_file import read_url_files
+from stager.launch.credentials import read_url_files
 from stager.request.grammar import parse_line
-from stager.source.web import Secret, secrets_of
+from stager.source.endpoints import Secret, secrets_of
 from tests.support.directives import NAMES, parse_value
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+from stager.base.codec import NUMBER, TEXT, Codec, list_of
 from stager.base.errors import LaunchError
 from stager.wire import channel as module
 from stager.wire.channel import FRAME, Channel, interrupted, meet, refuse_pickle
-from stager.wire.codec import NUMBER, TEXT, Codec, list_of
-from stager.wire.settings import KEY_SIZE
+from stager.wire.layout import KEY_SIZE
 from tests.support.examples import drawn
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.rank.delivery import _broadcast
 from stager.rank.plan import TransferPlan
-from stager.wire.layout import Layout
-from stager.wire.settings import Settings
+from stager.wire.layout import Layout, Settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI

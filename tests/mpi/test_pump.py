@@ -17,10 +17,9 @@ from mpi4py import MPI
 
 from stager.wire import pump as module
 from stager.wire.forward import PointToPoint
-from stager.wire.layout import Layout
+from stager.wire.layout import Algorithm, Layout
 from stager.wire.pump import Pump
 from stager.wire.ring import OK, Ring
-from stager.wire.settings import Algorithm
 from stager.wire.turns import Turns
 
 if TYPE_CHECKING:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.codec import NUMBER
 from stager.base.errors import DestinationError, SourceError, SpaceError
 from stager.base.options import Lifetime, Validate, Verify
 from stager.base.text import bytes_text
-from stager.copies.room import FreeSpace
-from stager.disk.cache import Cache, open_cache
-from stager.disk.files import TICK
-from stager.disk.line_status import wait_for_line
-from stager.disk.partial import Partial
-from stager.disk.reader import FileReader
+from stager.fs.files import TICK
+from stager.fs.partial_file import Partial
+from stager.fs.reader import FileReader
+from stager.node.job_state import wait_for_line
 from stager.rank.agree import RefusedError, together
 from stager.rank.main import line_status
 from stager.request.items import Space
-from stager.wire.codec import NUMBER
-from stager.wire.settings import Algorithm, Settings
+from stager.store.cache import Cache, open_cache
+from stager.store.space import FreeSpace
+from stager.wire.layout import Algorithm, Settings
 from tests.support.world import World, messages
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from stager.base.outcome import Outcome
-    from stager.disk.record import Record
+    from stager.store.record import Record
 
 DATA = bytes(range(256)) * 100
 #: A disk on which all that is free is kept so by the site.
@@ -410,8 +410,8 @@ def test_a_lock_held_by_another_process_is_waited_for_and_then_given_up(world: F
 def hold_lock(folder: str) -> subprocess.Popen[bytes]:
     """Start a process that holds the lock of /nvme/data until it is killed."""
     code = (
-        "import sys, time\nfrom stager.disk.cache import Cache\n"
-        "from stager.disk.locks import Locks\n"
+        "import sys, time\nfrom stager.store.cache import Cache\n"
+        "from stager.store.locks import Locks\n"
         "assert Locks(Cache(sys.argv[1])).take('/nvme/data')\nprint(flush=True)\ntime.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE)
@@ -508,7 +508,7 @@ def test_a_copy_that_is_gone_is_told_though_the_room_goes_meanwhile(
     size = world.copy.stat().st_blocks * 512
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FULL)
+        monkeypatch.setattr("stager.store.space.free_space", lambda *_: FULL)
         # As another process writes as much as each eviction frees.
         monkeypatch.setattr(FreeSpace, "plus", lambda free, _: free)
     outcome = stage_other(world, "second")
@@ -526,7 +526,7 @@ def test_room_is_made_on_the_one_disk_that_is_full(
     stage_other(world, "second")
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FULL)
+        monkeypatch.setattr("stager.store.space.free_space", lambda *_: FULL)
     outcome = world.run()
     size = (world.copy.parent / "second").stat().st_blocks * 512
     gone = [(f"node{last}", "/nvme/first", size)] if world.comm.rank == last else []
@@ -543,7 +543,7 @@ def test_a_disk_that_is_full_fails_the_stage_and_keeps_the_old_copy(
     world.write_source(DATA * 2)
     last = world.comm.size - 1
     if world.comm.rank == last:
-        monkeypatch.setattr("stager.copies.room.free_space", lambda *_: FreeSpace(100, 100))
+        monkeypatch.setattr("stager.store.space.free_space", lambda *_: FreeSpace(100, 100))
     outcome = world.run()
     need = world.comm.bcast(min(len(DATA) * 2, world.source.stat().st_blocks * 512))
     need += 64 << 10  # for what a stage writes beside its copies

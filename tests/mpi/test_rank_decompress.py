@@ -15,11 +15,11 @@ import zstandard
 
 from stager.base.errors import SourceError
 from stager.base.options import ITSELF, Share, Validate, Verify
-from stager.disk.cache import open_cache
-from stager.disk.files import digest_of
-from stager.disk.reader import FileReader
+from stager.fs.files import digest_of
+from stager.fs.reader import FileReader
 from stager.request.items import Space
-from stager.wire.settings import Settings
+from stager.store.cache import open_cache
+from stager.wire.layout import Settings
 from tests.support.world import World, messages
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from stager.disk.record import Record
     from stager.request.items import StageItem
+    from stager.store.record import Record
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

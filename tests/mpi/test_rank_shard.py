@@ -14,14 +14,14 @@ from mpi4py import MPI
 
 from stager.base.options import Mode, Validate, Verify
 from stager.base.outcome import Counts
-from stager.base.phases import Phase, Stopwatch
+from stager.base.telemetry import Phase, Stopwatch
 from stager.rank.agree import Context
 from stager.rank.main import run
 from stager.tree.listing import Kind
 from stager.tree.stream import StreamReader
 from stager.tree.walk import walk
 from stager.wire.channel import Channel
-from stager.wire.settings import KEY_SIZE
+from stager.wire.layout import KEY_SIZE
 from tests.support.tree_world import (
     ALL,
     FILES,

@@ -14,9 +14,9 @@ import xxhash
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Validate, Verify
 from stager.base.outcome import Counts
-from stager.disk.cache import Cache, open_cache
 from stager.request.items import Space
-from stager.tree.partial import PartialTree
+from stager.store.cache import Cache, open_cache
+from stager.tree.partial_tree import PartialTree
 from stager.tree.stream import StreamReader
 from stager.tree.update import Step, Update
 from stager.tree.walk import walk

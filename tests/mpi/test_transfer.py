@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from stager.base.digest import Digest
 from stager.base.errors import SourceError, SpaceError
 from stager.base.extents import Extent, rounded
-from stager.disk.reader import FileReader
-from stager.wire.layout import Layout
-from stager.wire.settings import Algorithm, Settings
+from stager.fs.reader import FileReader
+from stager.wire.layout import Algorithm, Layout, Settings
 from stager.wire.transfer import Transferred, broadcast, ring_depth
 from stager.wire.turns import Growth
 from tests.support.examples import drawn

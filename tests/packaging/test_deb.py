@@ -101,7 +101,7 @@ dpkg --install /tmp/debs/*.deb
 stagectl --version
 ls /usr/lib/slurm-stage/bin /usr/lib/slurm-stage/libexec | grep -v python
 srun --help | grep -o -e --stage=SRC:DST
-/usr/lib/slurm-stage/bin/python3 -I -m stager.root.prepare --config /etc/slurm/stage.toml 1
+/usr/lib/slurm-stage/bin/python3 -I -m stager.node.prolog --config /etc/slurm/stage.toml 1
 echo '# edited' >>/etc/slurm/stage.toml
 dpkg --install /tmp/debs/*.deb
 tail -1 /etc/slurm/stage.toml

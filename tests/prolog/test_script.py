@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.cli.script import read_head
+from stager.cli.arguments import read_head
 from stager.request.script import may_stage as asks
 from tests.support.compiled import compiled
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stager.base.reserve import amount_of
-from stager.copies.room import FreeSpace
+from stager.base.rules import amount_of
 from stager.rank import unpacker
 from stager.rank.archive_cargo import ArchiveCargo
 from stager.rank.unpacker import room_to_unpack
 from stager.request.items import Space
+from stager.store.space import FreeSpace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from stager.base import interfaces as found
 from stager.base.interfaces import Interface, Kind
-from stager.rank import astray
+from stager.rank import network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,16 +44,16 @@ def test_the_interfaces_of_mpi(
 ) -> None:  # fmt: skip
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/openmpi-mca-params.conf").write_text(settings)
-    monkeypatch.setattr(astray, "_SETTINGS", astray._SETTINGS[1:])
-    monkeypatch.setattr(astray, "_prefix", lambda: tmp_path)
+    monkeypatch.setattr(network, "_SETTINGS", network._SETTINGS[1:])
+    monkeypatch.setattr(network, "_prefix", lambda: tmp_path)
     every = enumerate(["lo", *(one.name for one in links)], 1)
-    monkeypatch.setattr(astray, "if_nameindex", lambda: [*every])
+    monkeypatch.setattr(network, "if_nameindex", lambda: [*every])
     monkeypatch.setattr(found, "interfaces", lambda: links)
     monkeypatch.setattr(found, "known_addresses", lambda: ["10.0.0.1"])
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in before.items():
         monkeypatch.setenv(name, value)
-    astray.keep_from_going_astray()
+    network.keep_from_going_astray()
     seen = {name: os.environ.pop(name) for name in NAMES if name in os.environ}
     assert seen == after

@@ -12,8 +12,8 @@ from stager.rank.decompress_cargo import DecompressCargo
 from tests.support.records import RECORD
 
 if TYPE_CHECKING:
-    from stager.disk.record import Record
     from stager.rank.task import Task
+    from stager.store.record import Record
 
 
 @pytest.mark.parametrize(

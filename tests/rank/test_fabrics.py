@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.rank.fabrics import fabrics_to_try
+from stager.rank.start import fabrics_to_try
 
 DEBIAN = """\
 # Note that this file is only applicable where it is visible.

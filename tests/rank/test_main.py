@@ -87,8 +87,8 @@ def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
 #: storage, on all nodes at once.
 NEEDLESS = {
     "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "zstandard",
-    "stager.archive", "stager.tree", "stager.launch", "stager.copies.evict",
-    "stager.copies.removal", "stager.copies.room", "stager.rank.cargo",
+    "stager.archive", "stager.tree", "stager.launch", "stager.store.space",
+    "stager.store.removal", "stager.rank.cargo",
     "stager.rank.delivery", "stager.rank.guard", "stager.wire.ring", "stager.wire.transfer",
 }  # fmt: skip
 #: Prints the modules that a rank imports after MPI_Init.

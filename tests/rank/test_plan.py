@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.base.options import ITSELF, Mode, Options
-from stager.copies.survey import Reason, Survey
-from stager.disk.record import SourceFacts
 from stager.rank.plan import (
     TransferPlan,
     joint_digest,
@@ -21,9 +19,10 @@ from stager.rank.plan import (
     settings_to_send,
 )
 from stager.request.items import StageItem
-from stager.source.facts import Source
-from stager.source.settings import DEFAULT_REMOTE
-from stager.wire.settings import Settings
+from stager.source.endpoints import DEFAULT_REMOTE
+from stager.source.facts import Source, SourceFacts
+from stager.store.validity import Reason, Survey
+from stager.wire.layout import Settings
 
 
 def survey(rank: int, *, current: bool) -> Survey:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from stager.rank.ports import named_ports
+from stager.rank.start import named_ports
 
 FIRST, COUNT = "OMPI_MCA_btl_tcp_port_min_", "OMPI_MCA_btl_tcp_port_range_"
 #: A rank that says when it would load MPI, and ends there; some ports are taken.

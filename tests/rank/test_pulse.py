@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.phases import Phase
-from stager.base.progress import Activity, Kind
+from stager.base.telemetry import Activity, Kind, Phase
 from stager.rank.pulse import disk_files, requests_done, text_of
 
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ import pytest
 
 from stager.base.options import Options
 from stager.base.outcome import Counts
-from stager.copies.survey import Reason, Survey
-from stager.disk.record import SourceFacts
 from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
 from stager.request.items import StageItem
-from stager.source.facts import Source
+from stager.source.facts import Source, SourceFacts
+from stager.store.validity import Reason, Survey
 
 if TYPE_CHECKING:
     from stager.rank.task import Task

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.options import Lifetime, Options
-from stager.disk.cache import Cache, open_cache
-from stager.disk.record import CopyFacts, SourceFacts, TreeFacts
+from stager.fs.files import CopyFacts
 from stager.rank.agree import Node
 from stager.rank.plan import TransferPlan
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
-from stager.source.facts import Source
-from stager.source.settings import DEFAULT_REMOTE
-from stager.wire.settings import Settings
+from stager.source.endpoints import DEFAULT_REMOTE
+from stager.source.facts import Source, SourceFacts
+from stager.store.cache import Cache, open_cache
+from stager.store.record import TreeFacts
+from stager.wire.layout import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import pytest
 
 from stager.archive.target import Limits
 from stager.base.errors import SourceError
-from stager.disk.cache import open_cache
-from stager.disk.partial import Partial
+from stager.fs.partial_file import Partial
 from stager.rank.unpacker import SpoolUnpacker, StreamUnpacker, Unpacking
+from stager.store.cache import open_cache
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,23 +12,22 @@ import pytest
 
 from stager.base.errors import DestinationError
 from stager.base.options import Options
-from stager.disk.cache import open_cache
-from stager.disk.files import TICK
-from stager.disk.record import CopyFacts, SourceFacts
+from stager.fs.files import TICK, CopyFacts
 from stager.rank.agree import Node
 from stager.rank.file_cargo import check_unwritten
 from stager.rank.publication import announce_tree
 from stager.rank.task import Task
 from stager.request.items import Space, StageItem
-from stager.source.facts import Source
-from stager.source.settings import RemoteSettings
-from stager.wire.settings import Settings
+from stager.source.endpoints import RemoteSettings
+from stager.source.facts import Source, SourceFacts
+from stager.store.cache import open_cache
+from stager.wire.layout import Settings
 from tests.rank.test_task import PLAN
 from tests.support.users import USER
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing
-    from stager.tree.partial import PartialTree
+    from stager.tree.partial_tree import PartialTree
 
 
 @pytest.fixture

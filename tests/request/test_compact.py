@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.request import compact as module
-from stager.request.compact import compact, expand
+from stager.request import items as module
+from stager.request.items import compact, expand
 
 PLAIN = set(string.ascii_letters + string.digits + "+/=:")
 

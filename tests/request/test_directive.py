@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.base.options import Mode, Options, Validate, Verify
-from stager.request.directive import Directive, print_value
+from stager.request.grammar import Directive, print_value
 from tests.support.directives import DIRECTIVES, parse_value
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import ITSELF, Lifetime, Links, Mode, Options, Share, Validate, Verify
 from stager.base.text import showable
-from stager.request.directive import Directive, print_value
-from stager.request.grammar import MAX_LIST
+from stager.request.grammar import MAX_LIST, Directive, print_value
 from tests.support.directives import (
     BASH,
     DIRECTIVES,

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
-from stager.request import compact
+from stager.request import items
 from stager.request.grammar import MAX_LIST
 from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest, copy_name
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
-from stager.wire.settings import KEY_SIZE, Algorithm, Settings
+from stager.wire.layout import KEY_SIZE, Algorithm, Settings
 from tests.support.directives import parse_script, parse_value
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
@@ -227,7 +227,7 @@ def test_a_request_that_is_too_long_even_compressed_is_refused() -> None:
 
 
 def test_a_request_that_nobody_would_read_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "LARGEST", 1 << 20)
+    monkeypatch.setattr(items, "LARGEST", 1 << 20)
     request = of_script([f"#STAGE /a:/nvme/{'b' * 4_000}{number}" for number in range(300)])
     with pytest.raises(UsageError) as caught:
         request.to_json()

@@ -8,8 +8,7 @@ import pytest
 
 from stager.base.errors import PolicyRefusal, StageError, UsageError
 from stager.base.options import ITSELF, Links, Mode, Options
-from stager.request.items import StageItem
-from stager.request.kinds import check_options
+from stager.request.items import StageItem, check_options
 
 FILE, FOLDER = False, True
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from stager.base.errors import PolicyRefusal
 
 # Before a test becomes another user, who may not be allowed to read the interpreter's own modules.
-from stager.cli import check, main, plan, stage  # noqa: F401
+from stager.cli import check, main, stage  # noqa: F401
 from stager.request.policy import LOCAL, Launch, Policy, Transfer, load, load_if_present
 from tests.support.users import as_ordinary_user, ordinary_home
 

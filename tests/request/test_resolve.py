@@ -23,7 +23,7 @@ from stager.base.options import (
     Validate,
     Verify,
 )
-from stager.request.directive import Directive
+from stager.request.grammar import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy, Shared, SourceSection
 from stager.request.resolve import images_folder, resolve

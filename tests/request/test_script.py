@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError, DirectiveErrors, UsageError
 from stager.base.options import Options, Validate
-from stager.request.directive import Directive
+from stager.request.grammar import Directive
 from stager.request.script import (
     cut_values,
     head,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stager.base.errors import UsageError
-from stager.request.tolerance import Tolerance, asked_tolerance
+from stager.request.grammar import Tolerance, asked_tolerance
 
 
 @pytest.mark.parametrize("value", [0, 1, 4096, "0", "1", "4096", "0%", "1%", "100%"])

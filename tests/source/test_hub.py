@@ -14,11 +14,11 @@ from obstore import exceptions
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import hub_api
 from stager.source.access import look_at, open_tree
+from stager.source.endpoints import RemoteSettings
 from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.hub import HubFiles
 from stager.source.hub_api import _file, _server
 from stager.source.remote import ask_range
-from stager.source.settings import RemoteSettings
 from stager.tree.listing import Kind
 from stager.tree.stream import Stream
 from tests.support.hub import Hub, serving

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stager.source.image_name import ImageName, from_enroot, is_image, is_registry
+from stager.source.location import ImageName, from_enroot, is_image, is_registry
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.source.pace import Pace
+from stager.source.retry import Pace
 
 
 def test_after_bytes_their_time_is_waited_for() -> None:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import IntegrityError, SourceError
-from stager.disk.record import SourceFacts
 from stager.source import posix
-from stager.source.facts import Listings, Selection, Source
+from stager.source.facts import Listings, Selection, Source, SourceFacts
 from stager.source.posix import PosixFile, data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home

@@ -20,8 +20,9 @@ import pytest
 
 from stager.base.errors import SourceError, SpaceError, UsageError
 from stager.source.access import look_at
+from stager.source.endpoints import RemoteSettings
 from stager.source.facts import Listings, Selection
-from stager.source.image_name import ImageName
+from stager.source.location import ImageName
 from stager.source.registry import (
     _ARCHITECTURES,
     _for_this_machine,
@@ -30,7 +31,6 @@ from stager.source.registry import (
     import_image,
     look_at_image,
 )
-from stager.source.settings import RemoteSettings
 from tests.support.images import BLOBS, MAKE_IMAGE, NAMES, blobs_sent, registry_config
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import SpaceError
-from stager.base.progress import counted
+from stager.base.telemetry import counted
 from stager.source.tool import Finished, run
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 
 from stager.base import mounts
 from stager.base.errors import SourceError
-from stager.source.posix import PosixFile, look_at_source
-from stager.source.way import closed_by
+from stager.source.posix import PosixFile, closed_by, look_at_source
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,20 +7,19 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.copies.evict import Candidate, Held, find_candidates
-from stager.copies.removal import remove
-from stager.copies.room import Need, RoomPlan, rooms
-from stager.disk.cache import Cache, open_cache
-from stager.disk.files import digest_of
-from stager.disk.locks import Locks
-from stager.disk.record import CopyFacts, Record
+from stager.fs.files import CopyFacts, digest_of
 from stager.request.items import Space
+from stager.store.cache import Cache, open_cache
+from stager.store.locks import Locks
+from stager.store.removal import remove
+from stager.store.space import Candidate, Held, Need, RoomPlan, find_candidates, rooms
 from tests.support.records import RECORD
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stager.base.outcome import Evicted
+    from stager.store.record import Record
 
 MIB = 1 << 20
 CACHE = Cache("/nvme/.slurm-stage/60")

@@ -20,7 +20,7 @@ from stager.base.options import (
 )
 from stager.base.text import columns, printable, showable
 from stager.request import grammar, script
-from stager.request.directive import Directive
+from stager.request.grammar import Directive
 from stager.request.names import Names
 from stager.tree.patterns import is_numbered_pattern as is_numbered
 from stager.tree.patterns import is_pattern

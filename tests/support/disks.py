@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stager.base.extents import Extent
-from stager.disk.partial import Partial
+from stager.fs.partial_file import Partial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stager.disk.cache import Cache
-    from stager.disk.record import CopyFacts
+    from stager.fs.files import CopyFacts
+    from stager.store.cache import Cache
 
 
 OLD, NEW = b"old" * 1000, b"new!" * 5000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stager.copies.status import Entry
+from stager.store.states import Entry
 
 ENTRY = Entry(
     destination="/nvme/img.sqsh",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stager.copies.upkeep import Action, Command
-from stager.launch.answers import Answer, frames, hello
-from stager.launch.gather import ask
 from stager.launch.job import JobContext
+from stager.launch.nodes import Answer, ask, frames, hello
+from stager.node.agent import Action, Command
 from stager.request.policy import Launch, Policy
 
 if TYPE_CHECKING:

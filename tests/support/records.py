@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stager.disk.record import VERSION, CopyFacts, Record, SourceFacts
+from stager.fs.files import CopyFacts
+from stager.source.facts import SourceFacts
+from stager.store.record import VERSION, Record
 
 RECORD = Record(
     version=VERSION,

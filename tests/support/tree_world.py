@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.options import Share
 from stager.base.outcome import Counts
-from stager.tree.partial import PartialTree
+from stager.tree.partial_tree import PartialTree
 from stager.tree.walk import walk
 from tests.support.trees import as_copy
 from tests.support.world import World

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stager.disk.files import digest_of
-from stager.disk.record import Record, TreeFacts
+from stager.fs.files import digest_of
+from stager.store.record import Record, TreeFacts
 from stager.tree.listing import Kind, Listing, Row, text_of
-from stager.tree.partial import PartialTree
+from stager.tree.partial_tree import PartialTree
 from stager.tree.stream import DIGEST_SIZE, place
 from stager.tree.table import Table
 from tests.support.records import RECORD
@@ -20,7 +20,7 @@ from tests.support.records import RECORD
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stager.disk.cache import Cache
+    from stager.store.cache import Cache
 
 
 def _one_file(folder: Path) -> None:

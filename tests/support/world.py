@@ -8,12 +8,12 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from stager.base.options import Options, Validate
-from stager.base.phases import Phase, Stopwatch
+from stager.base.telemetry import Phase, Stopwatch
 from stager.rank.agree import Context, Node
 from stager.rank.main import run
 from stager.request.items import StageItem, StageRequest
 from stager.wire.channel import Channel
-from stager.wire.settings import KEY_SIZE, Settings
+from stager.wire.layout import KEY_SIZE, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import DestinationError, SpaceError
-from stager.disk.cache import Cache, open_cache
+from stager.store.cache import Cache, open_cache
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.partial import PartialTree
+from stager.tree.partial_tree import PartialTree
 from stager.tree.walk import walk
 from tests.support.trees import as_copy
 
@@ -243,7 +243,7 @@ def test_a_full_disk_is_reported(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("stager.tree.partial.write_all", full)
+    monkeypatch.setattr("stager.tree.partial_tree.write_all", full)
     with pytest.raises(SpaceError) as caught, tree.writing():
         tree.write(3, memoryview(b"closed"), 0)
     tree.close()

@@ -12,8 +12,7 @@ import pytest
 import xxhash
 
 from stager.base.text import printable
-from stager.tree.listing import Kind, Listing, Row
-from stager.tree.venv import (
+from stager.tree.environments import (
     LARGEST,
     Environment,
     Relocation,
@@ -28,6 +27,7 @@ from stager.tree.venv import (
     with_libraries,
     with_moved_links,
 )
+from stager.tree.listing import Kind, Listing, Row
 from stager.tree.walk import walk
 from tests.support.stagectl import STAGECTL, run
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from stager.tree.partial import PartialTree
+    from stager.tree.partial_tree import PartialTree
 
 OLD, NEW = b"/shared/env", b"/nvme/env"
 

@@ -16,8 +16,8 @@ import pytest
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
-from stager.base.progress import counted
-from stager.disk.files import remove_tree
+from stager.base.telemetry import counted
+from stager.fs.files import remove_tree
 from stager.tree import walk as module
 from stager.tree.listing import Kind, Listing
 from stager.tree.patterns import Patterns

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stager.wire.layout import Algorithm
 from stager.wire.route import Hop, choose, route
-from stager.wire.settings import Algorithm
 
 POINT_TO_POINT = [Algorithm.CHAIN, Algorithm.TREE]
 SIZES = st.integers(1, 200)

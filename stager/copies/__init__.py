@@ -1,1 +1,0 @@
-"""Which copies are here already? Their currency, eviction, status and upkeep."""

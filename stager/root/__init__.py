@@ -1,1 +1,0 @@
-"""What runs as root on a node? Before a job and after it; the standard library alone."""

@@ -1,0 +1,260 @@
+"""Keep what was staged as records: what was copied from where, and how the copy looked then.
+
+There is one record for each destination. It counts only after the copy is in place, so that it
+never names a copy that does not exist. It is read strictly: one that is damaged, of another version
+or of another shape counts as absent.
+
+Records are plain dataclasses. Ranks read thousands of them at start-up, where a library for data
+models would take longer than all their other work. This module has no ``from __future__ import
+annotations``, because it reads the types of the fields at run time.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any, Self
+
+import xxhash
+
+from stager.base.options import Lifetime, Share
+from stager.fs.files import CopyFacts
+from stager.source.facts import SourceFacts
+
+#: Version of the record's shape; a record of another version counts as absent.
+VERSION = 7
+#: A digest that no file has, for a copy whose content is not known any more.
+_UNKNOWN_DIGEST = "0" * 32
+#: What a record's file begins with, before its checksum.
+_CHECKSUM = b'{\n "checksum": "'
+#: Bytes of the longest path that the kernel takes.
+_PATH_LIMIT = 4096
+_LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
+_SHARES = frozenset(share.value for share in Share)
+
+
+class TornError(ValueError):
+    """The text of a record is not as it was written: it may be written over at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFacts:
+    """What is recorded of a staged folder: its number of files, and the bytes on disk of them all.
+
+    The digests are those of the listing of the source and of the `table` of the copy's files.
+    """
+
+    files: int
+    allocated: int
+    source_digest: str
+    table_digest: str
+    #: How the Python environments in the copy were relocated: `Source.relocation`.
+    relocation: str = ""
+    #: What its user must know of them, if they were unpacked from an archive.
+    note: str = ""
+    #: With mode=shard, the split that this copy is a part of; see `shard.split_name`.
+    split: str = ""
+    #: The pattern whose numbers chose the part of each file.
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One staged file, or folder if it has a ``tree``.
+
+    Times are seconds since 1970. ``digest`` is the xxh3-128 in hexadecimal of a file's bytes, or of
+    the digests of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy is not
+    evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
+    A ``decompressed`` copy has other bytes than its source, and mostly more.
+    """
+
+    version: int
+    source: str
+    destination: str
+    source_facts: SourceFacts
+    copy_facts: CopyFacts
+    digest: str
+    staged_at: int
+    used_at: int
+    used_by_job: int
+    lifetime: str
+    pinned: bool
+    decompressed: bool = False
+    #: A `Share`: to whom the user opened the copy.
+    share: str = Share.NONE.value
+    tree: TreeFacts | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the copy was found to have other bytes than those that were staged."""
+        return self.digest == _UNKNOWN_DIGEST
+
+    def as_damaged(self) -> Self:
+        """Return the record of the same copy after it was found to be damaged."""
+        return replace(self, digest=_UNKNOWN_DIGEST)
+
+    def to_json(self) -> str:
+        """Return the text of the record's file: JSON that begins with the checksum of the rest.
+
+        It may be written over while it is read. A lock would be no help: whoever can read a file
+        can lock it.
+        """
+        rest = json.dumps(asdict(self), indent=1).removeprefix("{")
+        return f'{_CHECKSUM.decode()}{_checksum(rest.encode())}",{rest}\n'
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the record in ``text``. Raise ValueError if it is not valid."""
+        text = _without_checksum(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+        try:
+            data = json.loads(text, object_pairs_hook=_unique)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise ValueError(f"version {version!r}, expected {VERSION}")
+        data.pop("checksum", None)  # of who has laid out the text anew, it is none
+        record = _build(cls, data)
+        assert isinstance(record, cls)
+        return record
+
+
+def _checksum(rest: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(rest)
+
+
+def _without_checksum(text: bytes) -> bytes:
+    """Return the ``text`` of a record as if it had no checksum; those of old versions have none.
+
+    Raise TornError if it is wrong.
+    """
+    if not text.startswith(_CHECKSUM):
+        return text
+    checksum, _, rest = text.removeprefix(_CHECKSUM).partition(b'",')
+    # Blanks may follow: a shorter record was written over a longer one.
+    if _checksum(rest.rstrip()) != checksum.decode("ascii", "replace"):
+        raise TornError("its checksum is wrong")
+    return b"{" + rest
+
+
+def is_ours(there: os.stat_result, record: Record) -> bool:
+    """Return whether ``there`` is the copy that was published, unchanged, and not a user's file.
+
+    Of the folder of a tree only the folder itself is looked at.
+    """
+    copy = record.copy_facts
+    if record.tree:
+        known = (there.st_ino, there.st_uid) == (copy.inode, copy.owner)
+        return known and stat.S_ISDIR(there.st_mode)
+    facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
+    return facts == copy and stat.S_ISREG(there.st_mode)
+
+
+def _is_time(value: int) -> bool:
+    return -(1 << 63) <= value < 1 << 63
+
+
+def _is_number(value: int) -> bool:
+    return 0 <= value < 1 << 64
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 32 and not text.strip("0123456789abcdef")
+
+
+def _is_split(text: str) -> bool:
+    nodes, _, digest = text.partition(":")
+    return not text or (nodes.isdecimal() and _is_digest(digest))
+
+
+def _is_lifetime(text: str) -> bool:
+    return text in _LIFETIMES
+
+
+def _is_share(text: str) -> bool:
+    return text in _SHARES
+
+
+def _is_path(text: str) -> bool:
+    try:
+        path = os.fsencode(text)
+        return path.startswith(b"/") and b"\0" not in path and len(path) <= _PATH_LIMIT
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_source(text: str) -> bool:
+    return _is_path(text) or ("://" in text and _is_short(text))
+
+
+def _is_short(text: str) -> bool:
+    return len(text) <= _PATH_LIMIT
+
+
+def _is_any(_: object) -> bool:
+    return True
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
+@cache
+def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
+    """Return the type and the check of each field."""
+    # Cached, because `fields` would take most of the time of reading thousands of records.
+    found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
+    for field in fields(shape):
+        kind = TreeFacts if field.type == TreeFacts | None else field.type
+        assert isinstance(kind, type)
+        by_type = _BY_TYPE.get(kind, _is_any)
+        found[field.name] = kind, _BY_NAME.get(field.name, by_type)
+    return found
+
+
+_BY_TYPE: dict[type, Callable[[Any], bool]] = {int: _is_number, str: _is_path}
+_BY_NAME: dict[str, Callable[[Any], bool]] = {
+    # Files may be older than 1970.
+    "mtime_ns": _is_time,
+    "ctime_ns": _is_time,
+    "digest": _is_digest,
+    "source_digest": _is_digest,
+    "table_digest": _is_digest,
+    "lifetime": _is_lifetime,
+    "relocation": _is_short,
+    "note": _is_short,
+    "share": _is_share,
+    "split": _is_split,
+    "by": _is_short,
+    "revision": _is_short,
+    "source": _is_source,
+}
+
+
+def _build(shape: type, data: Any) -> Any:
+    """Return ``data`` as a ``shape``. Raise ValueError unless it has its exact keys and types."""
+    known = _fields(shape)
+    if type(data) is not dict or data.keys() != known.keys():
+        raise ValueError(f"the fields are not those of {shape.__name__}")
+    values: list[Any] = []
+    for name, (kind, is_valid) in known.items():
+        value = data[name]
+        if kind is TreeFacts and value is None:  # the record of a file
+            values.append(None)
+            continue
+        if kind in _NESTED:
+            value = _build(kind, value)
+        if type(value) is not kind:
+            raise ValueError(f"{name} is not {kind.__name__}")
+        if not is_valid(value):
+            raise ValueError(f"the value of {name} is not valid")
+        values.append(value)
+    return shape(*values)
+
+
+_NESTED = (SourceFacts, CopyFacts, TreeFacts)

@@ -1,0 +1,544 @@
+"""Find the copies that may be evicted, and choose among them.
+
+The least recently used copies go first; those that a running job uses or a user has pinned never.
+
+Make room on a node's disk for new copies: plan which old ones go, then remove them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from stager.base import linux
+from stager.base.errors import LARGER_DISKS, SpaceError, StageError
+from stager.base.memory import room_in_memory
+from stager.base.options import Lifetime
+from stager.base.outcome import Evicted
+from stager.base.rules import amount_of
+from stager.fs.files import existing_folder_above, facts_beneath, stage_errors
+from stager.fs.reader import BLOCK
+from stager.store.leases import jobs_are_known
+from stager.store.locks import Locks
+from stager.store.record import is_ours
+from stager.store.removal import remove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from stager.request.items import Space
+    from stager.store.cache import Cache
+    from stager.store.record import Record
+
+
+class Held(StrEnum):
+    """Why a copy may not be removed, as messages show it."""
+
+    PINNED = "pinned"
+    IN_USE = "in use"
+    #: Root does not mark the jobs of this node.
+    PERHAPS_IN_USE = "perhaps in use"
+    WANTED = "needed by this job"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A recorded copy, the bytes that its removal frees, and why it may not be removed, if so."""
+
+    cache: Cache
+    record: Record
+    size: int
+    held: Held | None = None
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the copy may be removed."""
+        return self.held is None
+
+    @property
+    def destination(self) -> str:
+        """The path of the copy."""
+        return self.record.destination
+
+
+def find_candidates(
+    cache: Cache, disk: str, is_wanted: Callable[[Record], bool] = lambda _: True
+) -> list[Candidate]:
+    """Return the recorded copies of ``cache``, on the node whose disk is seen at ``disk``.
+
+    Only those whose record ``is_wanted`` are looked at.
+    """
+    in_use = cache.in_use()
+    # Simulated nodes have no jobs.
+    jobs_known = bool(disk) or jobs_are_known()
+    return [
+        Candidate(
+            cache,
+            record,
+            size_on_disk(cache, f"{disk}{record.destination}", record),
+            _why_held(record, in_use, jobs_known=jobs_known),
+        )
+        for record in filter(is_wanted, cache.records())
+    ]
+
+
+def _why_held(record: Record, in_use: Collection[str], *, jobs_known: bool) -> Held | None:
+    if record.pinned:
+        return Held.PINNED
+    if record.destination in in_use:
+        return Held.IN_USE
+    return None if jobs_known else Held.PERHAPS_IN_USE
+
+
+def size_on_disk(cache: Cache, path: str, record: Record) -> int:
+    """Return the bytes that removing the copy frees, 0 if it is missing or something else is there.
+
+    It is also 0 if the record names a path outside of the cache root's filesystem.
+    """
+    try:
+        there = facts_beneath(cache.root, path)
+    except OSError:
+        return 0
+    if not is_ours(there, record):
+        return 0
+    if record.tree:
+        return record.tree.allocated
+    return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
+
+
+def choose(candidates: Iterable[Candidate], goal: int) -> list[Candidate]:
+    """Return the copies to remove for ``goal`` bytes; all that may go, if those are too few. Pure.
+
+    The least recently used are taken first. The selection is minimal.
+    """
+    chosen: list[Candidate] = []
+    freed = 0
+    for one in oldest(candidates):
+        if freed >= goal:
+            break
+        chosen.append(one)
+        freed += one.size
+    needed: list[Candidate] = []
+    for one in reversed(chosen):
+        if freed - one.size >= goal:
+            freed -= one.size
+        else:
+            needed.append(one)
+    return needed[::-1]
+
+
+def oldest(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the copies that may be removed, in the order in which they are. Pure."""
+    return sorted((one for one in candidates if one.may_go and one.size), key=_order)
+
+
+def _order(one: Candidate) -> tuple[bool, int, str]:
+    # Copies with lifetime=job go first.
+    return one.record.lifetime != Lifetime.JOB, one.record.used_at, one.destination
+
+
+def held_names(held: Iterable[Candidate]) -> str:
+    """Return the names of copies that stay, each with the reason; of many, those of the largest."""
+    from stager.base.text import listed
+
+    largest = sorted(held, key=lambda one: (-one.size, one.destination))
+    return listed([f"{one.destination} ({one.held})" for one in largest])
+
+
+#: Bytes that a stage needs beside its copies, which may be of those that the site keeps free: a few
+#: blocks for records, for the folders above the copies, and for the filesystem's own notes.
+_BESIDE = 64 << 10
+
+
+class FreeSpace(NamedTuple):
+    """Bytes that may be written to a disk, that are free there, that the site keeps free, that the
+    whole disk has, and that files take there.
+
+    The first is negative where less is free than the site keeps. The last two are 0 if they are not
+    known. What is neither free nor taken is kept for root.
+    """
+
+    usable: int
+    there: int
+    reserve: int = 0
+    size: int = 0
+    taken: int = 0
+    #: Whether the user's quota ends it: then ``there`` and ``size`` are those of the quota.
+    is_quota: bool = False
+
+    def plus(self, size: int) -> FreeSpace:
+        """Return the free space after ``size`` bytes were freed."""
+        usable, there, taken = self.usable + size, self.there + size, self.taken - size
+        return self._replace(usable=usable, there=there, taken=taken)
+
+
+class Replaced(NamedTuple):
+    """An old copy at the ``destination`` of a new one: its bytes, and those that are free for the
+    new one if the old one is deleted first.
+    """
+
+    destination: str
+    size: int
+    gain: int
+    is_pinned: bool = False
+
+
+def plan_room(
+    root: str,
+    need: int,
+    free: FreeSpace,
+    limit: int,
+    candidates: Sequence[Candidate],
+    whole: int = 0,
+    *,
+    beside: int = 0,
+    is_estimate: bool = False,
+    replaced: Sequence[Replaced] = (),
+) -> list[Candidate]:
+    """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
+
+    What is written beside the copies takes further ``beside`` bytes, if anything is needed. The
+    disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no limit.
+    Towards that limit the new copies count with ``whole`` bytes, which include what is there
+    already. The ``replaced`` ones are no candidates. Raise SpaceError if there is too little room.
+    """
+    used = sum(one.size for one in candidates)
+    whole = max(need, whole)
+    over = used + whole - limit if limit else 0
+    need += beside if need else 0
+    lacking = need - free.usable if need else 0  # what is empty needs none of the site's share
+    chosen = choose(candidates, max(lacking, over))
+    freed = sum(one.size for one in chosen)
+    held = [one for one in candidates if one.held and one.size]
+    if over > freed:
+        raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
+    if lacking > freed:
+        needed = _needed(need, is_estimate=is_estimate)
+        remedy = _remedy(need, free, lacking - freed, used, held, replaced)
+        raise _no_room(root, needed, free, freed, lacking - freed, held, remedy)
+    return chosen
+
+
+def _over_limit(
+    root: str, needed: str, used: int, limit: int, held: Sequence[Candidate]
+) -> SpaceError:
+    """Return the error for what is ``needed`` beyond the ``limit``; ``used`` bytes are taken."""
+    from stager.base.text import bytes_text  # not needed where there is room
+
+    release = _release(held, begin=", or ")
+    return SpaceError(
+        f"{root}: not enough room: {needed}; your limit on this disk is {bytes_text(limit)}, and "
+        f"your other copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
+    )
+
+
+def _no_room(
+    root: str,
+    needed: str,
+    free: FreeSpace,
+    freed: int,
+    missing: int,
+    held: Sequence[Candidate],
+    remedy: str,
+) -> SpaceError:
+    """Return the error for what is ``needed`` on a disk with too little ``free`` space.
+
+    Removing copies frees ``freed`` bytes of it; ``missing`` bytes are still missing.
+    """
+    from stager.base.text import bytes_text
+
+    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
+    return SpaceError(
+        f"{root}: not enough room: {needed}, {_free_text(free)}{more}, "
+        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
+    )
+
+
+def _free_text(free: FreeSpace) -> str:
+    from stager.base.text import bytes_text
+
+    if free.is_quota:
+        return f"{bytes_text(free.there)} left of your quota of {bytes_text(free.size)}"
+    kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
+    if free.reserve > free.there:
+        kept = f", but this site keeps {bytes_text(free.reserve)} free"
+    return f"{bytes_text(free.there)} free{kept}"
+
+
+def _remedy(
+    need: int,
+    free: FreeSpace,
+    missing: int,
+    used: int,
+    held: Sequence[Candidate],
+    replaced: Sequence[Replaced],
+) -> str:
+    """Return what can help if ``missing`` bytes are missing on a disk for the ``need``.
+
+    The user's copies, with those that are ``held`` and without the ``replaced``, take ``used``
+    bytes of it.
+    """
+    from stager.base.text import bytes_text
+
+    size = bytes_text(free.size)
+    if free.is_quota:
+        old = _evict_replaced(missing, replaced) + _release(held, end=", ")
+        return f"{old}delete other files of yours there, or ask the administrator for more"
+    if 0 < free.size <= free.reserve:
+        return f"tell the administrator: the disk has only {size}, so keep_free must be less"
+    if 0 < free.size < free.reserve + need:
+        return f"the whole disk has only {size}: {LARGER_DISKS}, or stage less"
+    old = _evict_replaced(missing, replaced)
+    release = old + _release(held, end=", ")
+    others = free.taken - used - sum(one.size for one in replaced)
+    if others > 0 and not old and missing > sum(one.size for one in held):
+        return (
+            f"{release}delete other files of yours there, use other nodes, or ask the "
+            f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
+            "other files than your copies"
+        )
+    return f"{release}delete other files of yours there, or {LARGER_DISKS}"
+
+
+def _needed(size: int, *, is_estimate: bool) -> str:
+    from stager.base.text import bytes_text
+
+    if is_estimate:
+        return (
+            f"about {bytes_text(size)} needed (an estimate: the size of the copy is not known yet)"
+        )
+    return f"{bytes_text(size)} needed"
+
+
+def _held_text(held: Sequence[Candidate]) -> str:
+    """Return which copies stay, and why."""
+    from stager.base.text import bytes_text
+
+    if not held:
+        return ""
+    size = bytes_text(sum(one.size for one in held))
+    return f"; {size} of your copies stay: {held_names(held)}"
+
+
+def _release(held: Iterable[Candidate], begin: str = "", end: str = "") -> str:
+    """Return what lets ``held`` copies go, between ``begin`` and ``end``; else nothing."""
+    reasons = {one.held for one in held}
+    remedies = []
+    if Held.PINNED in reasons:
+        remedies.append("unpin copies (stagectl unpin DST)")
+    if Held.PERHAPS_IN_USE in reasons:
+        remedies.append("delete copies that no job of yours uses (stagectl evict DST)")
+    if Held.IN_USE in reasons:
+        remedies.append("wait until the jobs that use copies have ended")
+    return f"{begin}{', '.join(remedies)}{end}" if remedies else ""
+
+
+def _evict_replaced(missing: int, replaced: Sequence[Replaced]) -> str:
+    """Return how to delete as many old copies as it takes; nothing if all are too few."""
+    from shlex import join
+
+    chosen: list[Replaced] = []
+    for one in sorted(replaced, key=lambda one: -one.gain):
+        if missing > 0 and one.gain > 0:
+            chosen.append(one)
+            missing -= one.gain
+    if missing > 0:
+        return ""
+    commands = [join(["stagectl", "evict", *(one.destination for one in chosen)])]
+    if pinned := [one.destination for one in chosen if one.is_pinned]:
+        commands.insert(0, join(["stagectl", "unpin", *pinned]))
+    return f"delete the old copies that are to be replaced ({', then '.join(commands)}), "
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The bytes that are needed on a disk for ``destination``, which lies beneath ``root``.
+
+    The copy takes ``whole`` bytes if a part of it is there already. Of what is unpacked, ``need``
+    is an estimate.
+    """
+
+    root: str
+    cache: Cache
+    destination: str
+    need: int
+    whole: int = 0
+    is_estimate: bool = False
+
+
+class RoomPlan:
+    """Makes room on one disk of a node for ``needs``.
+
+    First `plan`, then `make`: so no node removes anything if another one has too little room.
+    ``wanted`` destinations are kept. ``disk`` is where the node's files are seen. ``others`` are
+    the user's further caches on the same disk.
+    """
+
+    def __init__(
+        self,
+        needs: Sequence[Need],
+        wanted: Collection[str],
+        space: Space,
+        disk: str,
+        others: Collection[Cache] = (),
+    ) -> None:
+        self._root = needs[0].root
+        self._folder = _existing(needs[0].cache)
+        self._whole = sum(max(one.need, one.whole) for one in needs)
+        self._is_estimate = any(one.is_estimate for one in needs)
+        self._free = free_space(_existing(needs[0].cache), space)
+        self._limit = amount_of(space.limit_in(self._root), self._free.size)
+        self._need = sum(one.need for one in needs)
+        self._beside = max(0, _BESIDE - self._free.reserve)
+        self._disk = disk
+        # There may be thousands of records, so they are read only if there is too little room.
+        short = self._limit or self._need + self._beside > self._free.usable
+        caches = {*(one.cache for one in needs), *others} if short else set()
+        found = [one for cache in caches for one in find_candidates(cache, disk)]
+        needed = {one.destination: one for one in needs}
+        self._replaced = [
+            _replaced_by(needed[one.destination], one) for one in found if one.destination in needed
+        ]
+        self._candidates = {
+            (one.cache, one.destination): (
+                replace(one, held=Held.WANTED) if one.destination in wanted else one
+            )
+            for one in found
+            if one.destination not in needed
+            # What is there for a job alone goes with it, and the job may be at work on it.
+            and one.cache.root.removeprefix(disk) not in space.of_job
+        }
+
+    def plan(self) -> list[Candidate]:
+        """Return the copies to remove. Raise SpaceError if there is too little room."""
+        self._check_memory()
+        return self._choose()
+
+    def _check_memory(self) -> None:
+        """Raise SpaceError if the copies would take more memory than the job may.
+
+        What others have there counts elsewhere, so its removal would not help.
+        """
+        if not self._need:
+            return
+        left = room_in_memory(self._folder)
+        if left is not None and left < self._need:
+            from stager.base.text import bytes_text  # not needed where there is room
+
+            needed = _needed(self._need, is_estimate=self._is_estimate)
+            raise SpaceError(
+                f"{self._root}: this folder is in memory, and there is not enough: {needed}, "
+                f"{bytes_text(left)} left of what the job may take on this node; ask for more by "
+                "--mem, or stage less"
+            )
+
+    def _hold(self, one: Candidate, why: Held) -> None:
+        self._candidates[one.cache, one.destination] = replace(one, held=why)
+
+    def _choose(self) -> list[Candidate]:
+        return plan_room(
+            self._root,
+            need=self._need,
+            free=self._free,
+            limit=self._limit,
+            candidates=list(self._candidates.values()),
+            whole=self._whole,
+            beside=self._beside,
+            is_estimate=self._is_estimate,
+            replaced=self._replaced,
+        )
+
+    def make(self, locks: Mapping[Cache, Locks], node: str) -> Iterator[Evicted]:
+        """Remove copies until there is room, and yield each; skip those in use by now.
+
+        Raise SpaceError.
+        """
+        while chosen := self.plan():
+            for one in chosen:
+                if why := self._remove(one, locks.get(one.cache)):
+                    self._hold(one, why)
+                else:
+                    del self._candidates[one.cache, one.destination]
+                    self._free = self._free.plus(one.size)
+                    yield Evicted(node, one.destination, one.size)
+
+    def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
+        """Remove a copy, or return why it stays."""
+        try:
+            with ExitStack() as stack:
+                locks = locks or stack.enter_context(closing(Locks(one.cache)))
+                gone = remove(one.cache, locks, self._disk, one.destination)
+                return None if gone else Held.IN_USE
+        except (OSError, StageError):
+            # A copy that its user made impossible to remove: others may be enough.
+            return Held.IN_USE
+
+
+def _replaced_by(need: Need, old: Candidate) -> Replaced:
+    # That this job uses it does not count, and whether another one does is told by evict.
+    kept = max(0, need.whole - need.need)
+    return Replaced(old.destination, old.size, old.size - kept, old.held is Held.PINNED)
+
+
+def rooms(
+    needs: Sequence[Need],
+    wanted: Collection[str],
+    space: Space,
+    disk: str,
+    others: Iterable[Cache] = (),
+) -> list[RoomPlan]:
+    """Return a `RoomPlan` for each disk of ``needs``; ``others`` are all caches of the user."""
+    by_disk: dict[int, list[Need]] = {}
+    for need in needs:
+        by_disk.setdefault(_disk_of(need.cache), []).append(need)
+    caches: dict[int, set[Cache]] = {}
+    for cache in others:
+        caches.setdefault(_disk_of(cache), set()).add(cache)
+    return [
+        RoomPlan(together, wanted, space, disk, caches.get(number, ()))
+        for number, together in by_disk.items()
+    ]
+
+
+def _disk_of(cache: Cache) -> int:
+    return os.stat(_existing(cache)).st_dev
+
+
+def _existing(cache: Cache) -> str:
+    # In a dry run the cache may have no folder yet.
+    return existing_folder_above(f"{cache.folder}/")
+
+
+def free_space(path: str, space: Space) -> FreeSpace:
+    """Return what may be written to the disk of ``path``: the site's share stays free.
+
+    Where a quota leaves this user less, that is what the removal of his copies adds to.
+    """
+    room = os.statvfs(path)
+    disk = room.f_blocks * room.f_frsize
+    share = amount_of(space.keep_free, disk)
+    free = room.f_bavail * room.f_frsize
+    taken = (room.f_blocks - room.f_bfree) * room.f_frsize
+    with suppress(OSError):  # this filesystem has no quotas
+        quota = linux.quota_of(os.getuid(), path)
+        left = max(0, quota.limit - quota.used) if quota else free
+        if quota and left < free - share:
+            return FreeSpace(left, left, 0, quota.limit, quota.used, is_quota=True)
+    return FreeSpace(free - share, free, share, disk, taken)
+
+
+def check_room_to_measure(root: str, size: int, space: Space, path: str = "") -> None:
+    """Raise SpaceError if a file of ``size`` bytes leaves less free than the site's share.
+
+    ``path`` is the staging folder ``root`` as seen on a simulated node.
+    """
+    with stage_errors(root):
+        free = free_space(path or root, space)
+    if size > free.usable:
+        raise SpaceError(
+            f"{root}: not enough room: {_needed(size, is_estimate=False)}, {_free_text(free)}; "
+            "measure with a smaller --size, or remove copies (stagectl evict)"
+        )

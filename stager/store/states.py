@@ -1,0 +1,343 @@
+"""Report what one node holds: its recorded copies, the state of each, and the free space.
+
+`node_status` runs on the node, in `stagectl status` or in `stagectl node`. A `NodeStatus` travels
+to the user's node as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stager.base.child import NO_GROUP, answer_as
+from stager.base.codec import is_integer
+from stager.base.errors import StageError
+from stager.base.memory import room_in_memory
+from stager.base.mounts import stranger_at
+from stager.base.users import users_of
+from stager.fs.files import facts_beneath, opened
+from stager.source.location import is_url
+from stager.source.posix import version_of
+from stager.store.cache import Cache, look_for_cache
+from stager.store.leases import jobs_using
+from stager.store.record import is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from stager.source.facts import SourceFacts
+    from stager.store.record import Record
+
+#: Seconds for a look at the copies of one other user, and of all others together.
+_OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
+#: Seconds for a look at the copies of the one user that root asks for. Other nodes than that of
+#: the command must answer within `launch.answers.PATIENCE`.
+_ONE_LIMIT = 3.0
+
+
+class Entry(NamedTuple):
+    """One recorded copy on one node; sizes in bytes, times in seconds since 1970.
+
+    ``state`` is one of:
+
+    - ``ready``: the copy is as recorded, and so is its source, as far as that was looked at: not
+      in a store, not of another user, and not the contents of a folder;
+    - ``outdated``: the source changed, or the copy is being updated;
+    - ``changed``: the copy changed;
+    - ``damaged``: its bytes were found to differ from its digest, and it was not staged since;
+    - ``missing``: the copy was removed.
+    """
+
+    destination: str
+    source: str
+    size: int
+    digest: str
+    staged_at: int
+    used_at: int
+    used_by_job: int
+    lifetime: str
+    pinned: bool
+    #: Running jobs that use it.
+    jobs: list[int]
+    state: str
+    #: The uid of its owner.
+    user: int
+    shared: bool
+    #: The number of files of a folder, 0 for a single file.
+    files: int = 0
+    #: Whether the node has only a part of the folder.
+    part: bool = False
+    #: Whether it is a folder, which may have no files.
+    folder: bool = False
+
+
+#: The types of an Entry's fields.
+_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool, bool)
+
+
+def _checked(values: Sequence[Any], types: Sequence[type]) -> Sequence[Any]:
+    """Return ``values``, which come from another node. Raise ValueError for other ``types``."""
+    if [type(value) for value in values] != list(types):
+        raise ValueError("fields of other types")
+    if not all(is_integer(value) for value in values if type(value) is int):
+        raise ValueError("a number that is too large")
+    if not all(is_integer(job) for value in values if type(value) is list for job in value):
+        raise ValueError("a job that is not a number")
+    return values
+
+
+class DiskRoom(NamedTuple):
+    """A cache root of a node, its bytes that are free for users, and all its bytes."""
+
+    root: str
+    free: int
+    size: int
+
+
+class Unread(NamedTuple):
+    """The file of a record, or the ``folder`` of all records, that cannot be read, and why not."""
+
+    path: str
+    why: str
+    folder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What one node holds for a user."""
+
+    #: Sorted by destination.
+    entries: list[Entry] = field(default_factory=list)
+    rooms: list[DiskRoom] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    #: The uids of users whose copies are not known, as their own process did not answer.
+    silent: list[int] = field(default_factory=list)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return a short JSON object for `from_wire`."""
+        return {
+            "entries": self.entries,
+            "rooms": self.rooms,
+            "unread": self.unread,
+            "silent": self.silent,
+        }
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> NodeStatus:
+        """Return the status that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
+        if not all(map(is_integer, data["silent"])):
+            raise ValueError("a user that is not a number")
+        return cls(
+            [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
+            [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
+            [Unread(*_checked(one, (str, str, bool))) for one in data["unread"]],
+            list(data["silent"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object for users' programs."""
+        return {
+            "entries": [entry._asdict() for entry in self.entries],
+            "roots": [room._asdict() for room in self.rooms],
+            "unreadable": [one._asdict() for one in self.unread],
+            "silent": self.silent,
+        }
+
+
+#: The facts of sources by path, None for a source that cannot be seen.
+_Sources = dict[str, "SourceFacts | None"]
+
+
+def node_status(
+    disk: str,
+    roots: Iterable[str],
+    shared_roots: Iterable[str],
+    shared_owner: int = 0,
+    *,
+    everyone: bool = False,
+    user: int | None = None,
+) -> NodeStatus:
+    """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
+
+    What is for all users was staged by the ``shared_owner``. For root, ``everyone`` adds what it
+    holds for each other user, and ``user`` is the one whose copies are shown instead.
+    """
+    status = NodeStatus()
+    places = [(root, 0) for root in roots] + [(root, shared_owner) for root in shared_roots]
+    sources: _Sources = {}
+    for root, owner in places:
+        with suppress(OSError):
+            if stranger_at(f"{disk}{root}" or "/"):
+                continue
+            room = os.statvfs(f"{disk}{root}" or "/")
+            free, left = room.f_bavail * room.f_frsize, room_in_memory(f"{disk}{root}" or "/")
+            free = free if left is None else min(free, left)
+            status.rooms.append(DiskRoom(root or "/", free, room.f_blocks * room.f_frsize))
+        if user is not None:
+            continue
+        if owner and os.getuid() == 0:
+            _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
+            continue
+        with suppress(StageError):  # this user never staged anything there
+            cache = look_for_cache(
+                f"{disk}{root}", owner or os.getuid(), shared=bool(owner), disk=disk
+            )
+            jobs = _jobs_using(None if owner else cache.uid, cache.root)
+            _add(status, _read_cache(cache, disk, jobs, sources))
+    if everyone and os.getuid() == 0:
+        _add_others(status, disk, [root for root, owner in places if not owner])
+    if user is not None:
+        deadline = time.monotonic() + _ONE_LIMIT
+        _add_from(status, user, disk, [root for root, owner in places if not owner], _ONE_LIMIT)
+        shared = [root for root, owner in places if owner == user]
+        if shared and not status.silent:
+            _add_from(status, user, disk, shared, deadline - time.monotonic(), shared=True)
+    status.entries.sort(key=lambda entry: (entry.destination, entry.user))
+    return status
+
+
+def _add(status: NodeStatus, found: NodeStatus) -> None:
+    status.entries.extend(found.entries)
+    status.unread.extend(found.unread)
+
+
+def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:
+    """Add what other users have, as far as their own processes answer in time."""
+    deadline = time.monotonic() + _OWNERS_LIMIT
+    others = {uid for root in roots for uid in users_of(f"{disk}{root}")} - {os.getuid()}
+    for uid in sorted(others):
+        left = deadline - time.monotonic()
+        _add_from(status, uid, disk, roots, min(left, _OWNER_LIMIT))
+
+
+def _add_from(
+    status: NodeStatus,
+    uid: int,
+    disk: str,
+    roots: Sequence[str],
+    limit: float,
+    *,
+    shared: bool = False,
+) -> None:
+    """Add what another user has, or that no process of that user answers within ``limit``."""
+    found = _as_owner(uid, disk, roots, limit, shared=shared) if limit > 0 else None
+    if found is None:
+        status.silent.append(uid)
+    else:
+        _add(status, found)
+
+
+def _read_cache(
+    cache: Cache, disk: str, jobs: Mapping[str, list[int]], sources: _Sources | None
+) -> NodeStatus:
+    status = NodeStatus()
+    for record in _records(cache, status.unread):
+        status.entries.append(_entry(record, cache, _state(record, cache, disk, sources), jobs))
+    return status
+
+
+def _as_owner(
+    uid: int, disk: str, roots: Sequence[str], limit: float, *, shared: bool
+) -> NodeStatus | None:
+    """Return what user ``uid`` has, None if no process of that user says so in time.
+
+    Root follows no path that another user chose, and reads no file of theirs.
+    """
+
+    def tell(output: int) -> None:
+        status = NodeStatus()
+        for root in roots:
+            with suppress(StageError):
+                cache = look_for_cache(f"{disk}{root}", uid, shared=shared, disk=disk)
+                jobs = _jobs_using(None if shared else uid, cache.root)
+                _add(status, _read_cache(cache, disk, jobs, None))
+        with open(output, "wb") as file:
+            file.write(json.dumps(status.to_wire()).encode())
+
+    try:
+        answer = answer_as(uid, NO_GROUP, [], tell, limit)
+        status = NodeStatus.from_wire(json.loads(answer))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    status.entries[:] = [one._replace(user=uid, shared=shared) for one in status.entries]
+    return status
+
+
+def _jobs_using(uid: int | None, root: str) -> dict[str, list[int]]:
+    with suppress(OSError):  # only root knows the jobs of all users
+        return jobs_using(uid, root)
+    return {}
+
+
+def _records(cache: Cache, unread: list[Unread]) -> Iterator[Record]:
+    """Yield the records of ``cache``; add those that cannot be trusted to ``unread``."""
+    try:
+        paths = cache.record_paths()
+    except OSError as error:
+        why = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            if cache.uid != os.getuid():
+                return  # the site's account opens its folder when it first stages there
+            why += f"; its user can open it: chmod -R u+rwX {shlex.quote(cache.folder)}"
+        unread.append(Unread(cache.folder, why, folder=True))
+        return
+    for path in paths:
+        try:
+            record = cache.read(path)
+        except FileNotFoundError:
+            continue  # evicted meanwhile
+        except OSError as error:
+            unread.append(Unread(path, error.strerror or str(error)))
+        except ValueError as error:
+            unread.append(Unread(path, str(error)))
+        else:
+            yield record
+
+
+def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int]]) -> Entry:
+    return Entry(
+        record.destination, record.source, record.copy_facts.size, record.digest,
+        record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
+        jobs.get(record.destination, []), state, cache.uid, cache.shared,
+        record.tree.files if record.tree else 0, bool(record.tree and record.tree.split),
+        record.tree is not None,
+    )  # fmt: skip
+
+
+def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) -> str:
+    """Return `Entry.state`. Add the source to ``sources``; None for a source of another user."""
+    try:
+        there = facts_beneath(cache.root, disk + record.destination)
+    except OSError:
+        return "missing"
+    is_linked = record.tree is None and there.st_nlink != 1
+    if is_linked or not is_ours(there, record):
+        return "changed"
+    if record.is_damaged:
+        return "damaged"
+    if cache.is_updating(record.destination):  # it may have files of two versions
+        return "outdated"
+    if sources is None or is_url(record.source):  # a store would have to be asked
+        return "ready"
+    if record.source not in sources:
+        sources[record.source] = _source_facts(record.source)
+    source, was = sources[record.source], record.source_facts
+    if source and record.tree:
+        # The size of a folder is that of all its files: only a stage or verify looks at those.
+        source = replace(source, size=was.size)
+        if not source.inode:  # nor is its time its own on FUSE
+            source = replace(source, mtime_ns=was.mtime_ns)
+    return "ready" if source in (None, was) else "outdated"
+
+
+def _source_facts(source: str) -> SourceFacts | None:
+    try:
+        with opened(source, os.O_PATH | os.O_CLOEXEC) as descriptor:
+            return version_of(descriptor)
+    except OSError:
+        return None
