@@ -51,8 +51,8 @@ def openmpi_command(
 
     ``path`` is that of the `openmpi_hostfile`. The ranks get the values of the variables
     ``names``, where one may be ``NAME=VALUE``, and of those that begin with ``OMPI_``; ``library``
-    is preloaded. The last two options keep mpiexec from binding a rank's threads to one core, and from starting in a
-    folder that is not everywhere.
+    is preloaded. The last two options keep mpiexec from binding a rank's threads to one core, and
+    from starting in a folder that is not everywhere.
     """
     preloading = ["/usr/bin/env", f"LD_PRELOAD={library}"] if library else []
     given = (word for name in names if not name.startswith("OMPI_") for word in ("-x", name))

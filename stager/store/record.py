@@ -5,17 +5,16 @@ never names a copy that does not exist. It is read strictly: one that is damaged
 or of another shape counts as absent.
 
 Records are plain dataclasses. Ranks read thousands of them at start-up, where a library for data
-models would take longer than all their other work. This module has no ``from __future__ import
-annotations``, because it reads the types of the fields at run time.
+models would take longer than all their other work.
 """
 
 import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import xxhash
 
@@ -207,13 +206,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 @cache
 def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
     """Return the type and the check of each field."""
-    # Cached, because `fields` would take most of the time of reading thousands of records.
+    # Cached, because this would take most of the time of reading thousands of records.
     found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
-    for field in fields(shape):
-        kind = TreeFacts if field.type == TreeFacts | None else field.type
-        assert isinstance(kind, type)
-        by_type = _BY_TYPE.get(kind, _is_any)
-        found[field.name] = kind, _BY_NAME.get(field.name, by_type)
+    for name, given in get_type_hints(shape).items():
+        kind = TreeFacts if given == TreeFacts | None else given
+        found[name] = kind, _BY_NAME.get(name, _BY_TYPE.get(kind, _is_any))
     return found
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 RANK = """
 import os, mpi4py
 mpi4py.rc(initialize=False, finalize=True, thread_level="funneled")
-from stager.wire import channel, forward, keyed
+from stager.base import digest
+from stager.wire import channel, forward
 from stager.base.digest import Digest
 hostile = os.environ["OMPI_COMM_WORLD_RANK"] == "1"
 Channel, sign = channel.Channel, channel.Channel._sign
@@ -144,7 +145,7 @@ def test_other_bytes_with_the_same_plain_digest_are_not_published(
 def test_without_the_keyed_digest_they_would_be_published(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change = OTHER_BYTES + "keyed.KeyedDigest.hexdigest = lambda self: ''\n"
+    change = OTHER_BYTES + "digest.KeyedDigest.hexdigest = lambda self: ''\n"
     assert stage(desk, monkeypatch, change).code == 0
     assert desk.copy(2).read_bytes() == desk.source.read_bytes()
     assert desk.copy(3).read_bytes() != desk.source.read_bytes()

@@ -367,7 +367,7 @@ def test_roots_programs_do_not_look_into_such_folders(site: Site, jobs: Jobs) ->
         )
         room = f"/run/slurm-stage/{ALICE}"
         site.run(f"printf '{own}/x\\0/tmp/x\\0' >{room}/999.uses", on="n1")
-        for program in (f"prepare {config} {ALICE}", f"epilog {config} 999 {ALICE}"):
+        for program in (f"prolog {config} {ALICE}", f"epilog {config} 999 {ALICE}"):
             site.run(
                 f"rm -f /run/slurm-stage/after-boot.json /run/slurm-stage/*.prepared; strace -f"
                 f" -qq -e trace=%file -o {trace} {PYTHON} -I -m stager.node.{program}",
