@@ -1,9 +1,4 @@
-"""Make the paths absolute that a user gave: nodes and ranks have other working directories.
-
-Read a batch script, for the commands that take ``--script``.
-
-Find out whose copies a command is about: ``--user NAME``.
-"""
+"""Read what users give to several commands: paths, batch scripts, ``--user NAME``."""
 
 from __future__ import annotations
 
@@ -17,7 +12,6 @@ import click
 from stager.base.errors import SourceError, UsageError
 from stager.base.text import printable
 from stager.base.users import LARGEST_UID
-from stager.node.agent import check_may_ask
 from stager.request.script import head
 
 if TYPE_CHECKING:
@@ -73,6 +67,8 @@ def whose(name: str | None) -> int | None:
         return None
     if not name:
         raise UsageError("--user is empty; name a user, or leave the option out")
+    from stager.node.agent import check_may_ask  # few commands need it
+
     uid = _uid(name)
     check_may_ask(uid)
     return None if uid == os.getuid() else uid

@@ -274,7 +274,7 @@ def test_the_sites_share_stays_free_by_bytes_and_by_percent(tmp_path: Path) -> N
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("_jobs")
+@pytest.mark.usefixtures("jobs_folder")
 def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -304,7 +304,7 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
     )
 
 
-@pytest.mark.usefixtures("_jobs")
+@pytest.mark.usefixtures("jobs_folder")
 def test_room_is_made_where_the_users_quota_ends_and_the_disk_does_not(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,7 +339,7 @@ def test_room_is_made_where_the_users_quota_ends_and_the_disk_does_not(
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("_jobs")
+@pytest.mark.usefixtures("jobs_folder")
 def test_where_an_old_copy_is_in_the_way_of_the_new_one_that_is_said(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -364,7 +364,7 @@ def test_where_an_old_copy_is_in_the_way_of_the_new_one_that_is_said(tmp_path: P
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("_jobs")
+@pytest.mark.usefixtures("jobs_folder")
 def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
