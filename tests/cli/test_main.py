@@ -176,7 +176,7 @@ def test_a_signal_ends_the_launcher_and_then_stagectl(job: Desk, number: int, en
         (["--help"], ["stager.cli.check", "pydantic", "ClusterShell", "rich"]),
         (["node", "--help"], ["pydantic", "ClusterShell", "rich"]),
         (["check", "--help"], ["stager.store", "stager.node", "ClusterShell", "rich"]),
-        (["gate", "--help"], ["stager.store", "stager.node", "ClusterShell", "rich"]),
+        (["gate", "--help"], ["stager.store", "stager.node.agent", "ClusterShell", "rich"]),
     ],
     ids=["help", "node", "check", "gate"],
 )
