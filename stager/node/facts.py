@@ -54,7 +54,7 @@ _MOST_BYTES, _MOST_DEEP = 1 << 20, 4
 #: Open folders of a root that are told, and entries of it that are looked at for them.
 _MOST_OPEN, _MOST_ENTRIES = 5, 10_000
 #: How the files of Slurm's plugins for namespaces name the folders.
-_DIRS = re.compile(r"""^[^#\n]*\bdirs\s*[=:]\s*["']?([\w./,-]+)""", re.IGNORECASE | re.MULTILINE)
+_DIRS = re.compile(r"""\b(?:dirs|path)\s*[=:]\s*["']?([\w./,-]+)""", re.IGNORECASE)
 #: Prints the MPI library that mpi4py loads, and its version.
 _LIBRARY = """
 import mpi4py
@@ -565,15 +565,16 @@ def site_facts(path: str) -> SiteFacts:
 def _private_folders(folder: str) -> tuple[str, ...]:
     """Return what is private if a plugin for namespaces is configured, by its file in ``folder``.
 
-    In job_container.conf it is ``Dirs=/tmp,/var/tmp``, in namespace.yaml ``dirs: "/tmp,/var/tmp"``.
+    In job_container.conf it is ``Dirs=/tmp,/var/tmp``, in namespace.yaml ``dirs: "/tmp,/var/tmp"``,
+    or from Slurm 26.05 on a ``path: /tmp`` for each.
     """
     named: list[str] = []
-    for name in ("job_container.conf", "namespace.conf", "namespace.yaml"):
+    for name in ("job_container.conf", "namespace.yaml"):
         with (
             suppress(OSError),
             open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file,
         ):
-            named += _DIRS.findall(file.read())
+            named += _DIRS.findall(re.sub("#.*", "", file.read()))
     default, always = "/tmp", "/dev/shm"  # noqa: S108 - nothing is written there
     found = (one.rstrip("/") for text in named or [default] for one in text.split(","))
     return tuple(sorted({always, *filter(None, found)}))

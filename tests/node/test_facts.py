@@ -279,6 +279,11 @@ def test_the_first_folders_of_roots_that_are_open_to_others_are_told(tmp_path: P
             'defaults:\n  dirs: "/tmp,/var/tmp"\n',
             ("/dev/shm", "/tmp", "/var/tmp"),
         ),
+        (
+            "namespace.yaml",
+            "dir_confs:\n- {path: '/var/tmp', base_path: /y}\n# - path: /home\n- path: /scratch\n",
+            ("/dev/shm", "/scratch", "/var/tmp"),
+        ),
     ],
 )
 def test_the_folders_of_namespaces_are_those_in_slurms_files(
