@@ -24,7 +24,6 @@ from stager.base import paths
 from stager.base.errors import LaunchError, StageError
 from stager.base.paths import RECORDS_FOLDER
 from stager.fs.files import READ_FILE, append_whole, as_room_error, opened, stage_errors, write_all
-from stager.store.cache import open_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,6 +184,8 @@ def hold_line(line: str, root: str, uid: int, *, by_user: bool) -> Iterator[Call
     ``root`` is a cache root, ``by_user`` is for `open_cache`. Where no file can be made there, as
     on a full disk, they are told nothing: that is no reason not to stage.
     """
+    from stager.store.cache import open_cache  # needed without Slurm only
+
     is_held = False
     with closing(StepStatus(uid, _folder(root, uid))) as status:
         with suppress(StageError):
