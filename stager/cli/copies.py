@@ -317,7 +317,6 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
         own={
             3: "DST is pinned, or the site's rules forbid it",
             7: "something else is at DST, or it was changed",
-            9: "a job uses DST, or it is being staged or evicted",
         },
     )
 )

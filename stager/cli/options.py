@@ -236,7 +236,7 @@ _MEANINGS = {
     6: "DST or its disk cannot be used",
     7: "contents changed or are damaged",
     8: "a node, MPI or Slurm failed",
-    9: "DST is being staged or evicted",
+    9: "another job uses DST or stages to it",
 }
 
 
