@@ -194,7 +194,8 @@ class Outcome:
     evicted: list[Evicted] = field(default_factory=list)
     #: Nodes whose disks held all others back.
     slow: list[Slow] = field(default_factory=list)
-    #: The nodes that the stage went on without, and what failed there.
+    #: The nodes that the stage went on without, and what failed there: the launching process alone
+    #: knows, so they are not in the JSON.
     failed_nodes: list[Failure] = field(default_factory=list)
 
     @property
@@ -209,7 +210,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`."""
-        return {**asdict(self), "code": self.code}
+        data = asdict(self)
+        del data["failed_nodes"]
+        return {**data, "code": self.code}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
@@ -226,7 +229,6 @@ class Outcome:
                 data["phases"],
                 [Evicted.from_json(one) for one in data["evicted"]],
                 [_checked(Slow(**one)) for one in data["slow"]],
-                [_checked(Failure(**failure)) for failure in data["failed_nodes"]],
             )
         )
 

@@ -344,7 +344,6 @@ def test_the_json_of_an_outcome() -> None:
         "phases": {"survey": 0.5, "broadcast": 2.0},
         "evicted": [],
         "slow": [],
-        "failed_nodes": [],
         "code": 0,
     }
 
@@ -358,7 +357,6 @@ def test_the_json_of_a_failed_outcome() -> None:
         "phases": {},
         "evicted": [],
         "slow": [],
-        "failed_nodes": [],
         "code": 5,
     }
 

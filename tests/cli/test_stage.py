@@ -212,7 +212,6 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
         "failures": [],
         "dry_run": False,
         "evicted": [],
-        "failed_nodes": [],
         "slow": [],
         "code": 0,
     }
@@ -439,7 +438,6 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
         "failures": [{"code": 4, "message": f"/nowhere/img: {MISSING}", "node": node}],
         "dry_run": False,
         "evicted": [],
-        "failed_nodes": [],
         "slow": [],
         "code": 4,
     }

@@ -196,7 +196,7 @@ def test_what_other_ranks_print_may_come_between_the_parts_of_a_long_event(
     launcher: Launcher,
 ) -> None:
     """As Slurm, which passes on at most 1024 bytes of a task's output at a time, has it."""
-    many = replace(DONE, failed_nodes=[Failure(4, "its disk is full", f"n{n}") for n in range(99)])
+    many = replace(DONE, failures=[Failure(4, "its disk is full", f"n{n}") for n in range(99)])
     pulse = event("pulse", node="n1", count=1, activity=5, doing="", pace=[0, 0.0, 0.0])
     parts = result(many).split("\n")
     assert len(parts) > 5
