@@ -121,10 +121,16 @@ def deliver(
             verifying = [partial(cargo.verify, digest) for cargo, digest in chosen]
             _all(context, [cargo for cargo, _ in chosen], verifying)
         watch.enter(Phase.PUBLISH)
-        _all(context, cargos, [partial(cargo.announce, digest) for cargo, digest in each])
+        _all(context, cargos, [partial(_announce, cargo, digest) for cargo, digest in each])
         publishing = [partial(cargo.publish, digest) for cargo, digest in each]
         published = _answers(context, cargos, publishing, PUBLISHED)
         return list(map(_completed, cargos, delivered, sealing, published))
+
+
+def _announce(cargo: Cargo, digest: str) -> None:
+    """Take the last step before the new copy is published. Raise BusyError if it must not be."""
+    cargo.task.check_unused()
+    cargo.announce(digest)
 
 
 def _all(context: Context, cargos: Sequence[Cargo], steps: Sequence[Callable[[], None]]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import Failure, IntegrityError, StageError
+from stager.base.errors import BusyError, Failure, IntegrityError, StageError
 from stager.source.location import is_image
 from stager.store.record import VERSION, Record, TreeFacts
 
@@ -114,6 +114,21 @@ class Task:
         )
         with suppress(StageError):  # the copy is current whether its use is recorded or not
             self.cache.note_use(used)
+
+    def check_unused(self) -> None:
+        """Raise BusyError if a job has begun to use the copy that is to be replaced.
+
+        Only what is for all users can be used by one who does not wait for its lock.
+        """
+        if self.receives and self.cache.shared:
+            jobs = sorted({*self.cache.jobs_using(self.item.destination)} - {self.job})
+            if jobs:
+                several = len(jobs) > 1
+                raise BusyError(
+                    f"{self.item.destination} was not replaced, as meanwhile "
+                    f"job{'s' * several} {','.join(map(str, jobs))} began to use it; submit again "
+                    f"when {'they have' if several else 'it has'} ended"
+                )
 
     def readback_error(self, name: str = "") -> IntegrityError:
         """Return the error for bytes that the disk returns otherwise than they were written.

@@ -60,10 +60,10 @@ def await_transfer(site: Site) -> None:
     wait_until(lambda: all(receives(site, node) for node in site.nodes))
 
 
-def receives(site: Site, node: str) -> bool:
-    """Whether a rank there has begun to write the copy."""
+def receives(site: Site, node: str, partial: str = PARTIAL) -> bool:
+    """Whether a rank there has begun to write the copy, in the folder of what is not whole yet."""
     ranks = (one for one in processes(site) if one.node == node and is_rank(one))
-    return any(one.has_open_beneath(PARTIAL) for one in ranks)
+    return any(one.has_open_beneath(partial) for one in ranks)
 
 
 def kill_rank(site: Site, node: str) -> None:
