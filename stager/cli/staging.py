@@ -27,7 +27,7 @@ from stager.launch import job
 from stager.launch.credentials import read_url_files, with_stores
 from stager.launch.environment import rank_environment
 from stager.launch.health import Paces, Pulses
-from stager.launch.job import find_srun
+from stager.launch.job import FOLDERS, find_srun
 from stager.launch.mpi import library_for, peer_key, settle
 from stager.launch.mpiexec import (
     folder_of_launcher,
@@ -137,7 +137,9 @@ class JobNodes:
         """
         own = job.own_name(os.environ)
         library = library_for(self.context.node_count, rules)
-        for_srun = self.context.variables | (peer_key() if library else {})
+        # The first rank may have to ask Slurm, too (`rank.ended`).
+        path = ":".join(dict.fromkeys((*FOLDERS, os.path.dirname(srun))))
+        for_srun = self.context.variables | {"PATH": path} | (peer_key() if library else {})
         try:
             return run(
                 srun_argv(srun, self.context, rules, library, nodes),

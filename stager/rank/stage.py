@@ -37,7 +37,7 @@ from stager.store.validity import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from stager.base.outcome import Evicted, ItemReport, Pace
     from stager.base.telemetry import Stopwatch
@@ -157,7 +157,6 @@ class StageRun:
                 self._since = time.time_ns()
                 items = self._look_again(items)
             planned = self._plan_unused(items)
-            self._note_uses(items)
             planned = self._make_cargos(planned)
             self._make_room(planned, held)
             self._forget_gone(planned, held)
@@ -172,6 +171,7 @@ class StageRun:
                     if report.received:
                         self._earlier[one.task.item] = report
                     reports.append(self._earlier.get(one.task.item, report))
+            self._note_uses(items)
             return reports
 
     def _add_paces(self, paces: Sequence[Pace]) -> None:
@@ -256,11 +256,12 @@ class StageRun:
     def _plan_unused(self, items: Sequence[SourcedItem]) -> list[PlannedItem]:
         """Plan, unless a copy would be replaced that a job uses. Collective. Raise RefusedError.
 
-        What a job used that has just ended is still noted until its clean-up.
+        What a job used that has just ended is still noted until its clean-up, which may never come.
         """
         for pause in (*_CLEAN_UP, 0.0):
             planned = self._plan(items, self._survey(items))
-            used = [failure for one in planned for failure in self._uses_in_the_way(one)]
+            ended = self._ended_jobs(planned)
+            used = [failure for one in planned for failure in self._uses_in_the_way(one, ended)]
             if not used:
                 break
             if not pause or self._context.request.dry_run:
@@ -268,20 +269,37 @@ class StageRun:
             time.sleep(pause)
         return planned
 
-    def _uses_in_the_way(self, one: PlannedItem) -> Iterator[Failure]:
+    def _ended_jobs(self, planned: Sequence[PlannedItem]) -> Collection[int]:
+        """Return the jobs that have ended, as Slurm says, of those in the way. Collective.
+
+        Not those of other users, as a site may show users their own alone.
+        """
+        own = self._context.request.job
+        surveys = (one for each in planned if not each.task.cache.shared for one in each.surveys)
+        noted = {job for survey in surveys for job in survey.jobs} - {own}
+        if not (own and noted):
+            return ()
+        from stager.rank.ended import ended_jobs  # rarely needed
+
+        return self._context.channel.bcast(
+            [] if self._rank else ended_jobs(own, sorted(noted)), list_of(NUMBER)
+        )
+
+    def _uses_in_the_way(self, one: PlannedItem, ended: Collection[int]) -> Iterator[Failure]:
         """Yield a failure for each node where a job uses what ``one`` would replace."""
         place = one.task.item.destination
         for rank in one.task.plan.receivers:
             survey = one.surveys[rank]
-            if self._context.request.job in survey.jobs:
+            jobs = [job for job in survey.jobs if job not in ended]
+            if self._context.request.job in jobs:
                 text = (
                     f"{place} was staged from {survey.replaces} by this job; choose another "
                     f"destination, or evict it first: stagectl evict {quote(place)}"
                 )
-            elif survey.jobs:
-                several = len(survey.jobs) > 1
+            elif jobs:
+                several = len(jobs) > 1
                 text = (
-                    f"{place} is used by job{'s' * several} {','.join(map(str, survey.jobs))}, and "
+                    f"{place} is used by job{'s' * several} {','.join(map(str, jobs))}, and "
                     f"would be replaced ({_why_replaced(survey)}); choose another destination, or "
                     f"submit again when {'they have' if several else 'it has'} ended"
                 )
@@ -300,7 +318,10 @@ class StageRun:
         return [self._survey_item(one) for one in items]
 
     def _note_uses(self, items: Sequence[SourcedItem]) -> None:
-        """Note on all nodes what this job uses, before others could evict it. Collective."""
+        """Note on all nodes what this job uses, while others can't evict it yet. Collective.
+
+        Not before it is there: what is there until then may be of another source.
+        """
         own = [one for one in items if not self._is_of_site(one)]
         if own and self._context.request.job and not self._context.request.dry_run:
             together(self._context, lambda: self._note_uses_here(own))
@@ -356,15 +377,13 @@ class StageRun:
         if self._context.node.disk:
             return ()
         own, cache = self._context.request.job, one.cache
-        is_own = bool(
-            own and record and record.used_by_job == own and other_source(one.item, record)
-        )
         if one.item.root in self._context.request.space.of_job:  # of which there are no lists
-            return (own,) if is_own else ()
-        if cache not in self._jobs:
-            self._jobs[cache] = cache.jobs()
-        jobs = {*self._jobs[cache].get(one.item.destination, ())}
-        if not is_own:
+            jobs = {own} if own and record and record.used_by_job == own else set()
+        else:
+            if cache not in self._jobs:
+                self._jobs[cache] = cache.jobs()
+            jobs = {*self._jobs[cache].get(one.item.destination, ())}
+        if not other_source(one.item, record):
             jobs.discard(own)
         return tuple(sorted(jobs))
 

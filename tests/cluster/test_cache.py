@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import ACCOUNTS, SITE_ACCOUNT, USERS
-from tests.cluster.mid_transfer import SLOW, slow_source
-from tests.cluster.site import PLUGSTACK, PREFIX, STAGECTL, UNLIMITED, digest
+from tests.cluster.mid_transfer import SERVER, SLOW, receives, slow_source, stopped
+from tests.cluster.site import PLUGSTACK, PREFIX, STAGECTL, UNLIMITED, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +162,40 @@ def test_nobody_replaces_what_a_running_job_uses(site: Site) -> None:
     assert first.output().endswith("old\n")
     assert site.sbatch("cat /nvme/set/b", "-wn1", f"--stage={wish}").wait().exit_code == "0:0"
     site.run("rm -r /shared/set /shared/other /shared/go")
+
+
+def test_a_job_that_has_ended_keeps_nobody_from_a_new_version(site: Site) -> None:
+    """Its clean-up has never come, so that the list of what it used is still there."""
+    site.run("echo old >/shared/in")
+    ended = site.sbatch("true", "-wn1", "--stage=/shared/in:/nvme/in")
+    ended.wait()
+    script = f"""
+printf '/nvme/in\\0' >/run/slurm-stage/$(id -u)/{ended.id}.uses
+echo new >/shared/in
+{STAGECTL} plan /shared/in:/nvme/in; {STAGECTL} stage /shared/in:/nvme/in && cat /nvme/in
+rm /run/slurm-stage/$(id -u)/{ended.id}.uses"""
+    job = site.sbatch(script, "-wn1,n2", "--stage=/shared/in:/nvme/in")
+    job.wait()
+    assert job.output().endswith("\nnew\n"), job.output()
+    assert "would be replaced" not in job.output()
+    site.run("rm /shared/in")
+
+
+def test_a_second_source_is_refused_within_a_job_also_after_another_job_used_the_copy(
+    site: Site,
+) -> None:
+    site.run("echo a >/shared/a; echo b >/shared/b; rm -f /shared/go")
+    other = f"{STAGECTL} stage /shared/b:/nvme/x; echo $? $(cat /nvme/x)"
+    script = f"echo started; until [ -e /shared/go ]; do sleep 0.1; done; {other}"
+    wish = "--stage=/shared/a:/nvme/x"
+    first = site.sbatch(script, "-wn1", wish)
+    first.wait_for(lambda _: "started" in first.output())
+    assert site.sbatch("true", "-wn1", wish).wait().exit_code == "0:0"
+    site.run("touch /shared/go")
+    first.wait()
+    assert "/nvme/x was staged from /shared/a by this job; " in first.output()
+    assert first.output().endswith("\n9 a\n")
+    site.run("rm /shared/a /shared/b /shared/go")
 
 
 @pytest.mark.parametrize("at_once", [4, 1])
@@ -399,6 +433,28 @@ def test_a_shared_copy_is_evicted_by_its_account_but_not_while_a_job_uses_it(
     site.assert_healthy()
     gone = site.run([STAGECTL, "evict", copy], user=SITE_ACCOUNT, on="n1")
     assert gone.stdout == f"stage: {copy}: evicted on n1\n"
+
+
+def test_a_shared_copy_is_not_replaced_under_a_job_that_came_meanwhile(
+    site: Site, shared_root: str
+) -> None:
+    copy = f"{shared_root}/x"
+    wish = f"--stage=/shared/f1:{copy}"
+    assert site.sbatch("true", "-wn1", wish, user=SITE_ACCOUNT).wait().exit_code == "0:0"
+    with slow_source(site, 4 * MIB):
+        new = f"--stage={SLOW}/data:{copy}"
+        account = site.sbatch("true", "-wn1", new, user=SITE_ACCOUNT)
+        wait_until(lambda: receives(site, "n1", f"{shared_root}/.slurm-stage/{OWNER}/partial"))
+        with stopped(site, "n1", SERVER):
+            user = site.sbatch("echo started; sleep 60", "-wn1", wish)
+            user.wait_for(lambda _: "started" in user.output())
+        account.wait()
+        told = f"{copy} was not replaced, as meanwhile job {user.id} began to use it; "
+        assert told in account.output()
+        assert digest(site.copy("n1", copy)) == digest(site.shared("f1"))
+        user.cancel()
+        user.wait()
+        site.assert_healthy()
 
 
 # Root's part, by the plugin or by the site's own scripts
