@@ -38,6 +38,8 @@ _OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
 #: Seconds for a look at the copies of the one user that root asks for. Other nodes than that of
 #: the command must answer within `launch.answers.PATIENCE`.
 _ONE_LIMIT = 3.0
+#: Files in the folders of one cache that are looked at: 4 µs each.
+_MOST_FILES = 250_000
 
 
 class Entry(NamedTuple):
@@ -45,8 +47,8 @@ class Entry(NamedTuple):
 
     ``state`` is one of:
 
-    - ``ready``: the copy is as recorded, and so is its source, as far as that was looked at: not
-      in a store, not of another user, and not the contents of a folder;
+    - ``ready``: the copy is as recorded, and so is its source, as far as these were looked at: no
+      source in a store, of another user, or in a folder, and no more than `_MOST_FILES` of copies;
     - ``outdated``: the source changed, or the copy is being updated;
     - ``changed``: the copy changed;
     - ``damaged``: its bytes were found to differ from its digest, and it was not staged since;
@@ -236,8 +238,12 @@ def _read_cache(
     cache: Cache, disk: str, jobs: Mapping[str, list[int]], sources: _Sources | None
 ) -> NodeStatus:
     status = NodeStatus()
+    left = _MOST_FILES
     for record in _records(cache, status.unread):
-        status.entries.append(_entry(record, cache, _state(record, cache, disk, sources), jobs))
+        left -= record.tree.files if record.tree else 0
+        state = _copy_state(record, cache, disk, looks=left >= 0)
+        state = _with_source(state, record, sources)
+        status.entries.append(_entry(record, cache, state, jobs))
     return status
 
 
@@ -309,8 +315,8 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
     )  # fmt: skip
 
 
-def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) -> str:
-    """Return `Entry.state`. Add the source to ``sources``; None for a source of another user."""
+def _copy_state(record: Record, cache: Cache, disk: str, *, looks: bool) -> str:
+    """Return `Entry.state` by the copy alone; whether it ``looks`` at each file of a folder."""
     try:
         there = facts_beneath(cache.root, disk + record.destination)
     except OSError:
@@ -322,8 +328,16 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
         return "damaged"
     if cache.is_updating(record.destination):  # it may have files of two versions
         return "outdated"
-    if sources is None or is_url(record.source):  # a store would have to be asked
-        return "ready"
+    return "changed" if record.tree and looks and _is_changed(record, cache, disk) else "ready"
+
+
+def _with_source(state: str, record: Record, sources: _Sources | None) -> str:
+    """Return the ``state`` of a copy, or that its source has changed.
+
+    Add the source to ``sources``; None for a source of another user.
+    """
+    if state != "ready" or sources is None or is_url(record.source):  # would have to be asked
+        return state
     if record.source not in sources:
         sources[record.source] = _source_facts(record.source)
     source, was = sources[record.source], record.source_facts
@@ -333,6 +347,17 @@ def _state(record: Record, cache: Cache, disk: str, sources: _Sources | None) ->
         if not source.inode:  # nor is its time its own on FUSE
             source = replace(source, mtime_ns=was.mtime_ns)
     return "ready" if source in (None, was) else "outdated"
+
+
+def _is_changed(record: Record, cache: Cache, disk: str) -> bool:
+    """Return whether something that was staged in a folder is not as it was."""
+    from stager.store.tree_validity import standing_of  # not needed for files
+
+    try:
+        standing = standing_of(disk + record.destination, cache, record)
+    except OSError:
+        return True
+    return standing is None or not standing.digest or any(standing.states)
 
 
 def _source_facts(source: str) -> SourceFacts | None:

@@ -483,6 +483,8 @@ def test_what_was_changed_in_a_folder_is_restored_only_if_the_user_says_so(site:
     site.run(f"cd {COPY}; echo result > a/result; mkdir -m 0 closed-one", on="n3")
     assert f"{COPY}: current on n[1-4]" in stage(site, script="true", nodes="-N4")
     site.run(f"cd {COPY}; echo x >> lib/file8", on="n4")
+    states = {node: site.run([STAGECTL, "status"], on=node).stdout for node in ("n3", "n4")}
+    assert (" ready " in states["n3"], " changed " in states["n4"]) == (True, True), states
     refused = (
         f"n4: {COPY} holds 1 file that was added or changed after staging: lib/file8; it is kept: "
         "move it elsewhere, choose another destination, or add the option replace"

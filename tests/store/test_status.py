@@ -14,10 +14,10 @@ from stager.source.facts import SourceFacts
 from stager.source.posix import facts_of
 from stager.store.cache import Cache, open_cache
 from stager.store.leases import jobs_using
-from stager.store.record import TreeFacts
 from stager.store.states import DiskRoom, Entry, NodeStatus, Unread, node_status
 from tests.support import records
 from tests.support.entries import ENTRY
+from tests.support.trees import stage_folder
 from tests.support.users import (
     OWNER,
     USER,
@@ -182,18 +182,43 @@ def test_the_state_of_an_entry(node: Node, change: Callable[[Node], None], state
     assert node.status().entries == [node.entry._replace(state=state)]
 
 
+def staged_folder(node: Node, **changes: object) -> Path:
+    """Stage a folder beneath the root; its record has these changes."""
+    cache, copy = open_cache(str(node.root), os.getuid()), node.root / "set"
+    record = stage_folder(cache, str(copy))
+    cache.save(replace(record, **changes))  # type: ignore[arg-type]
+    return copy
+
+
+def state_of(copy: Path) -> str:
+    entries = node_status("", [str(copy.parent)], ()).entries
+    return next(one.state for one in entries if one.destination == str(copy))
+
+
 def test_the_time_of_a_folder_on_fuse_tells_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, copy = node.source.with_name("set"), node.root / "set"
-    for folder in (source, copy):
-        folder.mkdir()
-    tree = TreeFacts(1, 0, "0" * 32, "2" * 32)
-    facts = SourceFacts(5, 1, 0, 0)
-    node.recorded(copy, source=str(source), source_facts=facts, tree=tree)
-    assert [one.state for one in node.status().entries] == ["ready", "outdated"]
+    source = node.source.with_name("set")
+    source.mkdir()
+    copy = staged_folder(node, source=str(source), source_facts=SourceFacts(5, 1, 0, 0))
+    assert state_of(copy) == "outdated"
     monkeypatch.setattr("stager.source.posix.is_on_fuse", lambda _: True)
-    assert [one.state for one in node.status().entries][1] == "ready"
+    assert state_of(copy) == "ready"
+
+
+def test_what_its_user_changes_in_a_folder_makes_it_changed_but_not_what_is_added(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = staged_folder(node)
+    (copy / "added").touch()
+    assert state_of(copy) == "ready"
+    (copy / "a").write_bytes(b"other")
+    assert state_of(copy) == "changed"
+    monkeypatch.setattr("stager.store.states._MOST_FILES", 0)
+    assert state_of(copy) == "ready"
+    monkeypatch.undo()
+    (copy / "a").unlink()
+    assert state_of(copy) == "changed"
 
 
 @pytest.mark.root
