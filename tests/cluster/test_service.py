@@ -73,6 +73,24 @@ def test_a_line_is_written_if_slurm_can_load_the_plugin_and_else_removed(
     assert "unrecognized option" in site.run(["srun", WISH, "true"], check=False).stderr
 
 
+def test_a_line_stays_where_slurm_cannot_be_asked(out_of_service: Site) -> None:
+    site = out_of_service
+    serve(site, "enable")
+    line = site.path("login", LINE).read_text()
+    broken = "echo 'Include /gone.conf' >/mnt/broken; cat /etc/slurm/slurm.conf >>/mnt/broken"
+    unreadable = (
+        f"mount -t tmpfs none /mnt\n{broken}\nmount --bind /mnt/broken /etc/slurm/slurm.conf"
+    )
+    done = serve(site, "enable", unreadable)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "slurm-stage: srun --help fails without the plugin, too, so nothing is changed; run this "
+        "again when it works: "
+    )
+    assert "/gone.conf" in done.stderr
+    assert site.path("login", LINE).read_text() == line
+
+
 def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Site) -> None:
     site = out_of_service
     serve(site, "enable")
