@@ -6,9 +6,11 @@
  * environment: in a batch job's through spank_job_control_setenv, in a step's with srun's own.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "stage.h"
@@ -21,7 +23,7 @@ extern int slurm_get_log_level(void);
 enum { LEVEL_INFO = 3 };
 
 /* The helper's arguments before the values. */
-enum { FIXED_ARGUMENTS = 12 };
+enum { FIXED_ARGUMENTS = 13 };
 
 /* Exits with `code`, and names the variable that may be the cause if it asks for files. */
 static _Noreturn void give_up(int code)
@@ -40,11 +42,41 @@ static _Noreturn void refuse(int code, const char *text)
 	give_up(code);
 }
 
+/* Runs the helper with `output` in the place of this process's stdout. */
+static int run_into(int output, const char **argv)
+{
+	const int own = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	int code = STAGE_LAUNCH;
+
+	if (dup2(output, STDOUT_FILENO) >= 0)
+		code = stage_child_run((char *const *)argv, environ, 0);
+	if (own < 0 || dup2(own, STDOUT_FILENO) < 0)
+		(void)close(STDOUT_FILENO); /* as it was */
+	if (own >= 0)
+		(void)close(own);
+	return code;
+}
+
+/* What was written to a file in memory; the caller frees it. NULL if out of memory. */
+static char *text_of(int file)
+{
+	const off_t size = lseek(file, 0, SEEK_END);
+	char *text = size < 0 ? NULL : calloc(1, (size_t)size + 1);
+
+	if (text && pread(file, text, (size_t)size, 0) != size) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}
+
 /*
  * Checks the values; if one is wrong, exits with the helper's code. The helper prints why, and with
- * --submits it warns of sources that are missing: a step finds out by itself at once.
+ * --submits it warns of sources that are missing: a step finds out by itself at once. Returns the
+ * values, joined, with what their variables stand for here; the caller frees them. NULL if out of
+ * memory.
  */
-static void check_or_exit(const struct stage_config *config)
+static char *check_or_exit(const struct stage_config *config)
 {
 	const char *tolerate = stage_options_tolerate();
 	const bool submits = spank_context() == S_CTX_ALLOCATOR;
@@ -53,6 +85,7 @@ static void check_or_exit(const struct stage_config *config)
 		STAGE_PROGRAM(config, "stager", "check", "--quiet"),
 		"--stage-tolerate",
 		tolerate ? tolerate : "",
+		"--fill",
 		is_step				      ? "--step"
 		: submits && !getenv(STAGE_QUIET_ENV) ? "--submits"
 						      : "--quiet",
@@ -60,17 +93,22 @@ static void check_or_exit(const struct stage_config *config)
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
+	const int output = memfd_create("stage", MFD_CLOEXEC);
+	char *filled = NULL;
 	int code = STAGE_LAUNCH;
 
-	if (argv) {
+	if (argv && output >= 0) {
 		memcpy(argv, fixed, sizeof(fixed));
 		for (size_t i = 0; i < values; i++)
 			argv[FIXED_ARGUMENTS + i] = stage_options_value(i);
-		code = stage_child_run((char *const *)argv, environ, 0);
-		free(argv);
+		code = run_into(output, argv);
+		filled = text_of(output);
 	}
+	free(argv);
+	if (output >= 0)
+		(void)close(output); /* nothing is lost */
 	if (code == 0)
-		return;
+		return filled;
 	if (code == STAGE_NOT_RUN) {
 		(void)fprintf(stderr, "stage: %s cannot be run; tell the administrator\n",
 			      config->python);
@@ -79,19 +117,32 @@ static void check_or_exit(const struct stage_config *config)
 	give_up(code);
 }
 
-/* The inherited list and all values, joined; the caller frees it. NULL if out of memory. */
-static char *join_values(const char *inherited)
+static void refuse_long_list(size_t length)
 {
-	char *list = strdup(inherited);
+	if (length <= STAGE_LIST_MAX)
+		return;
+	(void)fprintf(stderr, STAGE_TOO_LONG, STAGE_LIST_MAX);
+	give_up(STAGE_USAGE);
+}
 
-	for (size_t i = 0; list && i < stage_options_count(); i++) {
-		char *longer = NULL;
-		const int length = asprintf(&longer, "%s%s%s", list, list[0] ? ";" : "",
-					    stage_options_value(i));
+/* Before the helper gets them as arguments, which may be too long for it. */
+static void refuse_long_values(const char *inherited)
+{
+	size_t length = strlen(inherited);
 
-		free(list);
-		list = length < 0 ? NULL : longer;
-	}
+	for (size_t i = 0; i < stage_options_count(); i++)
+		length += (length > 0) + strlen(stage_options_value(i));
+	refuse_long_list(length);
+}
+
+/* The inherited list and the values; the caller frees it. NULL if out of memory. */
+static char *join(const char *inherited, const char *values)
+{
+	char *list = NULL;
+
+	if (asprintf(&list, "%s%s%s", inherited, inherited[0] && values[0] ? ";" : "", values) < 0)
+		return NULL;
+	refuse_long_list(strlen(list));
 	return list;
 }
 
@@ -241,6 +292,7 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	/* In salloc, each srun stages the job's list, too; in a batch job its script has none. */
 	const char *had = spank_context() == S_CTX_LOCAL ? getenv(STAGE_LIST_ENV) : NULL;
 	const char *inherited = had ? had : "";
+	char *values = NULL;
 	char *list = NULL;
 	int failed = 0;
 
@@ -254,14 +306,12 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	stage_submit_pass_on_quiet(spank);
 	if (stage_options_count() == 0 && !stage_options_tolerate())
 		return 0;
-	list = join_values(inherited);
+	refuse_long_values(inherited);
+	values = check_or_exit(config);
+	list = values ? join(inherited, values) : NULL;
+	free(values);
 	if (!list)
 		return -1;
-	if (strlen(list) > STAGE_LIST_MAX) {
-		(void)fprintf(stderr, STAGE_TOO_LONG, STAGE_LIST_MAX);
-		give_up(STAGE_USAGE);
-	}
-	check_or_exit(config);
 	tell_first_srun();
 	failed = !pass_on_tolerate(spank) || setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;

@@ -30,7 +30,7 @@ from stager.cli.options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.staging import build_request, parse_values
 from stager.cli.terminal import complain, say
 from stager.launch.credentials import UnseenError, content, read_url_files
-from stager.request.grammar import asked_tolerance
+from stager.request.grammar import asked_tolerance, with_values
 from stager.request.items import check_options
 from stager.request.names import Names
 from stager.request.resolve import conflicts, plain_path, resolve
@@ -169,6 +169,7 @@ _UNREADABLE = "the script, or the file of a URL, cannot be read"
     "--stage-tolerate", "tolerate", metavar="N|N%", default="", help="Check this option, too."
 )
 @click.option("--submits", is_flag=True, hidden=True, help="Warn of what is surely missing.")
+@click.option("--fill", is_flag=True, hidden=True, help="Print the values with what is known here.")
 @click.option("--step", is_flag=True, hidden=True, help="Check for an srun in this job.")
 def check(
     values: tuple[str, ...],
@@ -177,6 +178,7 @@ def check(
     quiet: bool,
     tolerate: str,
     submits: bool,
+    fill: bool,
     step: bool,
 ) -> int:
     """Check batch scripts and SRC:DST values before you submit them.
@@ -214,8 +216,9 @@ def check(
         return code
     request = build_request(items, rules or policy.ANY)
     request.to_json()  # raises if it is too long
-    if submits:
-        _warn_of_missing(known)
+    _warn_of_missing(known if submits else ())
+    if fill:
+        click.echo(os.fsencode(";".join(with_values(value, names) for value in values)), nl=False)
     if not quiet:
         _tell_what_is_right(items, of_scripts=bool(scripts))
         if rules is None:

@@ -126,6 +126,19 @@ def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
     return tuple(_directive(piece, names) for piece in whole.split(SEPARATOR))
 
 
+def with_values(text: str, names: Names) -> str:
+    """Return a ``--stage`` value whose sources have what variables stand for that are set here.
+
+    The ``text`` must be right. Others stay as they are.
+    """
+    for piece in reversed(read(text).split(SEPARATOR)):
+        source, _ = _split_paths(_without_blanks(piece), "")
+        for match, value in reversed(list(names.set_variables(source))):
+            begin, end = (source.places[at] for at in match.span())
+            text = text[:begin] + escape(value) + text[end:]
+    return text
+
+
 def parse_line(line: str, names: Names) -> tuple[Directive, ...]:
     """Return the directives of one ``#STAGE`` line. Raise DirectiveError."""
     start = len("#STAGE")
@@ -154,7 +167,7 @@ def _in_path(char: str, piece: Piece) -> str:
 
 
 def _directive(piece: Piece, names: Names) -> Directive:
-    piece = piece.behind(len(piece.value) - len(piece.value.lstrip(BLANKS)))
+    piece = _without_blanks(piece)
     form = _LINE if _is_line(piece) else "SRC:DST"
     if not piece.value:
         raise piece.fault(f"source and destination are missing: write {form}")
@@ -176,6 +189,10 @@ def _directive(piece: Piece, names: Names) -> Directive:
         chosen.check_layout(option, path)
         chosen.check_links(option)
     return Directive(directive.source, directive.destination, Options(**chosen.values))
+
+
+def _without_blanks(piece: Piece) -> Piece:
+    return piece.behind(len(piece.value) - len(piece.value.lstrip(BLANKS)))
 
 
 def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:

@@ -149,6 +149,18 @@ class Names:
             filled = f"{self.folder.rstrip('/')}/{filled}"
         return mark + filled
 
+    def set_variables(self, piece: Piece) -> Iterator[tuple[re.Match[str], str]]:
+        """Yield the variables in the SRC ``piece`` that are set in the environment, with values.
+
+        Not Slurm's own, which are the job's, nor what would make a relative path something else.
+        """
+        for match in _VARIABLE.finditer(piece.seen):
+            name = match[1] or match[2]
+            value = self.environment.get(name, "")
+            is_path = match.start() > 0 or value.startswith("/") or is_url(value)
+            if value and is_path and name != "USER" and not name.startswith("SLURM"):
+                yield match, value
+
     def destination(self, piece: Piece) -> str:
         """Return the path that the DST ``piece`` stands for. Raise DirectiveError."""
         return _Filling(piece, self, is_source=False).text()

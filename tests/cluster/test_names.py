@@ -62,6 +62,17 @@ srun '--stage=a:/nvme/alice/%j/f' cat /nvme/alice/$SLURM_JOB_ID/e
     assert sum("/own: " in line for line in lines) == 1, lines
 
 
+def test_a_variable_is_what_it_was_where_the_job_was_submitted(site: Site) -> None:
+    wish, see = "--stage=$SCRATCH/c:/nvme/alice/c", "cat /nvme/alice/c"
+    assert "deep" in ran(site, see, "--export=NONE", wish)
+    script = f"export SCRATCH=/nowhere; srun {see}; srun '--stage=$SCRATCH/c:/nvme/d' true"
+    done = site.run(
+        ["salloc", "-N1", "-wn1", wish, "bash", "-c", script], env=VARIABLES, check=False
+    )
+    assert done.stdout == "deep\n"
+    assert "/nowhere/c" in done.stderr
+
+
 def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
     path = "/nvme/array-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     script = f"echo $SLURM_ARRAY_JOB_ID $(cat {path})"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
-from stager.request.grammar import parse_value
+from stager.request.grammar import parse_value, with_values
 from stager.request.names import LETTERS, SPELLINGS, Names, fill_letters
 from tests.support.directives import FOLDER, NAMES, message
 
@@ -57,6 +57,26 @@ def fault(text: str, names: Names = NAMES) -> str:
 def test_names_are_filled_in(text: str, source: str, destination: str) -> None:
     [directive] = parse_value(text, NAMES)
     assert (directive.source, directive.destination) == (source, destination)
+    assert parse_value(with_values(text, NAMES), NAMES) == (directive,)
+
+
+@settings(deadline=None)
+@given(
+    form=st.sampled_from(
+        ["$V/a:/b", " ${V}:/b;/c/$V:/d", "/x$V/:/b,replace", "@$V:/b", "x/$V.y:/b"]
+    ),
+    value=st.text("/ab:;,$%\\@~' ") | st.sampled_from(["s3://b/c", "/a:/b", "/a,x=1"]),
+)
+def test_a_job_gets_what_variables_stand_for_where_it_was_submitted(form: str, value: str) -> None:
+    there = replace(NAMES, environment={"V": value})
+    try:
+        wanted = parse_value(form, there)
+    except DirectiveError:
+        return
+    filled = with_values(form, there)
+    assert parse_value(filled, there) == wanted
+    if value.startswith("/"):
+        assert parse_value(filled, replace(NAMES, environment={})) == wanted
 
 
 @pytest.mark.parametrize(
