@@ -210,7 +210,7 @@ def rate_lines(rates: Sequence[Rate], width: int = 0) -> list[str]:
         speeds = (_speed(row[name].speed) if name in row else "-" for name in algorithms)
         rows.append((bytes_text(size), f"{best:.0f} us", *speeds))
     others = [rate for rate in rates if rate.what != "wire"]
-    named = [f"{name}: {_speed(speed)}" for name, speed in map(named_rate, others)]
+    named = [f"{_RATES[rate.what]} {rate.node}: {_speed(rate.speed)}" for rate in others]
     return [*table(headers, rows, width, right=headers), *named, _verdict(wire, others)]
 
 
@@ -237,11 +237,7 @@ def node_lines(nodes: Sequence[NodeRates], width: int = 0) -> list[str]:
     return [*table(headers, rows, width, right=headers[1:4]), *more]
 
 
-def named_rate(rate: Rate) -> tuple[str, float]:
-    """Return what a rate of a disk or of the source is of, and the bytes a second."""
-    return f"{_RATES[rate.what]} {rate.node}", rate.speed
-
-
+#: What a rate of a disk or of the source is of.
 _RATES = {
     "write": "disk, written and synced, slowest on",
     "read": "disk, read without the page cache, slowest on",
