@@ -19,7 +19,7 @@ from stager.cli.render import node_lines, rate_lines
 from stager.cli.staging import build_request, find_nodes, print_outcome, same_line
 from stager.cli.terminal import complain, say, width
 from stager.request.items import StageItem
-from stager.source.location import is_url
+from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
     from stager.cli.on_hosts import HostNodes
@@ -62,7 +62,7 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
     less than a third of what the others do. Nothing is staged, and the files that are written
     are removed. Run it inside a job, with --hosts, or with --local.
     """
-    if is_url(source):
+    if Scheme.of(source).is_url:
         raise UsageError(f"{showable(source)}: bench reads a file on shared storage, no URL")
     rates: list[Rate] = []
     of_nodes: list[NodeRates] = []

@@ -43,7 +43,7 @@ from stager.request.script import (
     refused_by_sbatch,
     sbatch_values,
 )
-from stager.source.location import is_url
+from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,7 +103,7 @@ def missing(sources: Iterable[str]) -> list[str]:
 
     A name with a ``*`` is looked for in the folder above it.
     """
-    paths = (source.rstrip("/") for source in sources if not is_url(source))
+    paths = (source.rstrip("/") for source in sources if not Scheme.of(source).is_url)
     folders = {path: os.path.dirname(re.split("[*?]", path)[0]) for path in paths}
     seen = look([*folders, *folders.values()])
     absent, unknown = Seen(os.strerror(errno.ENOENT)), Seen("")
@@ -119,7 +119,7 @@ def look(sources: Iterable[str]) -> dict[str, Seen]:
 
     If a filesystem gives no answer, the paths after the first one there are left out, too.
     """
-    paths = [source for source in dict.fromkeys(sources) if not is_url(source)]
+    paths = [source for source in dict.fromkeys(sources) if not Scheme.of(source).is_url]
 
     def tell(output: int) -> None:
         for path in paths:
@@ -317,7 +317,7 @@ class _Findings:
         items: dict[StageItem, str] = {}
         secrets: dict[str, str] = {}
         for place, directive in self._directives:
-            if is_url(directive.source) and not self._names.is_filled(directive.source):
+            if Scheme.of(directive.source).is_url and not self._names.is_filled(directive.source):
                 continue  # the job will check it
             try:
                 read = read_url_files([directive], secrets, read_content)

@@ -28,7 +28,7 @@ from stager.launch.job import FOLDERS
 from stager.node.job_state import wait_for_code
 from stager.request.grammar import Directive
 from stager.request.resolve import images_folder, resolve
-from stager.source.location import ImageName, from_enroot
+from stager.source.image_name import ImageName, from_enroot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

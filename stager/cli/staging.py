@@ -42,7 +42,6 @@ from stager.request.grammar import parse_value
 from stager.request.items import Space, StageItem, StageRequest
 from stager.request.names import Names, current_folder, letters_at_submission, letters_of
 from stager.request.resolve import resolve
-from stager.source.location import is_url
 from stager.wire.layout import Settings
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ class SimulatedNodes:
 
         As root, they have a network of their own (`launch.alone`): no server can be reached there.
         """
-        url = next((item.source for item in request.items if is_url(item.source)), "")
+        url = next((item.source for item in request.items if item.scheme.is_url), "")
         if url and os.getuid() == 0:
             problem = "simulated nodes of root reach no server"
             raise UsageError(f"{url}: {problem}; run this as an ordinary user")

@@ -27,7 +27,7 @@ from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compress
 from stager.base.options import ITSELF
 from stager.fs.files import opened
 from stager.source.endpoints import AUTH_FILE, URL_SECRETS, Secret, as_text, secrets_of
-from stager.source.location import Location, Scheme, is_url, is_url_file
+from stager.source.schemes import Location, Scheme, is_url_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -157,8 +157,7 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
     kind that only the vendor's tool can use; the first line of its message, which others may see,
     has nothing of the environment.
     """
-    sources = [source for source in sources if is_url(source)]
-    schemes = {Location.parse(source).scheme for source in sources}
+    schemes = {Scheme.of(source) for source in sources}
     found: dict[str, str] = {}
     if Scheme.S3 in schemes:
         found |= _from_aws(environment)
@@ -260,7 +259,7 @@ def _from_netrc(environment: Mapping[str, str], sources: Iterable[str]) -> dict[
     secrets = secrets_of(environment)
     for url in sources:
         known = secrets.get(url, Secret())
-        if url.startswith(f"{Scheme.HTTPS}://") and not known.user:
+        if Scheme.of(url) is Scheme.HTTPS and not known.user:
             host = Location.parse(url).container
             if user := _user_at(host, str(_home(environment) / ".netrc")):
                 secrets[url] = known._replace(user=user)
@@ -300,7 +299,7 @@ def _auth_files(environment: Mapping[str, str]) -> Iterator[str]:
 
 def with_stores(request: StageRequest) -> Mapping[str, str]:
     """Return this process's environment, with what opens the stores of the request's URLs."""
-    urls = [item.source for item in request.items if is_url(item.source)]
+    urls = [item.source for item in request.items if item.scheme.is_url]
     if not urls:
         return os.environ
 

@@ -14,8 +14,7 @@ from stager.base.errors import PolicyRefusal, SourceError
 from stager.base.paths import INTERFACES, LIBFABRIC_INTERFACES
 from stager.launch.job import FOLDERS
 from stager.request.items import REQUEST_VARIABLE
-from stager.source.endpoints import AUTH_FILE, ENDPOINTS, URL_SECRETS
-from stager.source.location import Location, Scheme, is_endpoint, is_url
+from stager.source.schemes import Scheme, is_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,28 +37,6 @@ _KEPT = (
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
     "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
-#: What the vendors' own tools read of credentials, by the scheme of the URL that needs them.
-_AWS = (
-    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
-    "AWS_DEFAULT_REGION", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-    "AWS_SKIP_SIGNATURE", "AWS_REQUEST_PAYER",
-)  # fmt: skip
-_AZURE = (
-    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
-    "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST", "AZURE_SKIP_SIGNATURE",
-)  # fmt: skip
-_GOOGLE = (
-    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_SKIP_SIGNATURE",
-)  # fmt: skip
-_CREDENTIALS = {
-    Scheme.S3: _AWS, Scheme.AZ: _AZURE, Scheme.GS: _GOOGLE, Scheme.HF: ("HF_TOKEN",),
-    Scheme.DOCKER: (AUTH_FILE,), Scheme.HTTPS: (URL_SECRETS,), Scheme.HTTP: (URL_SECRETS,),
-}  # fmt: skip
 #: The variable that may have a whole file, with its lines.
 _FORMATTED = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -81,8 +58,7 @@ def rank_environment(
     # Simulated nodes need no network, and this machine may lack the interface of the site's nodes.
     interface = {} if request.local_root else _interface(policy.launch.named_interface)
     for_launcher = {**interface, **(for_launcher or {})}
-    urls = (item.source for item in request.items if is_url(item.source))
-    schemes = dict.fromkeys(Location.parse(url).scheme for url in urls)
+    schemes = dict.fromkeys(item.scheme for item in request.items)
     return {
         **_credentials(environment, policy, schemes),
         **step_environment(environment, policy, request.job, for_launcher),
@@ -95,7 +71,7 @@ def _credentials(
 ) -> dict[str, str]:
     """Return what opens stores of these kinds: it reaches the ranks by their environment alone."""
     found = opening(environment, schemes)
-    _check_endpoints(found, policy, (name for names in ENDPOINTS.values() for name in names))
+    _check_endpoints(found, policy, (name for scheme in Scheme for name in scheme.endpoints))
     return found
 
 
@@ -107,7 +83,7 @@ def opening(environment: Mapping[str, str], schemes: Iterable[Scheme]) -> dict[s
     names = [
         name
         for scheme in schemes
-        for name in (*_CREDENTIALS.get(scheme, ()), *ENDPOINTS.get(scheme, ()))
+        for name in (*scheme.credentials, *scheme.endpoints)
         if name in environment
     ]
     for name in names:

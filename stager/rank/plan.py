@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.options import Mode
-from stager.source.location import is_image, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,7 +64,7 @@ def settings_for(
 ) -> Settings:
     """Return the transfer settings of one item in a world of so many ``ranks``."""
     settings = replace(settings, readers=_readers(item, source, settings, remote, ranks))
-    if is_url(item.source) and not is_image(item.source):
+    if item.scheme.by_requests:
         settings = _settings_for_objects(settings, remote.requests)
     if item.options.is_unpacked:  # while it is received, so it must be written in order
         settings = replace(settings, writers=1)
@@ -76,15 +75,16 @@ def _readers(
     item: StageItem, source: Source, settings: Settings, remote: RemoteSettings, ranks: int
 ) -> tuple[int, ...]:
     """Return how many ranks read the source at first, and how many where these are too slow."""
-    if is_image(item.source):  # one node makes a file of it, and reads that
+    if item.scheme.is_made:  # one node makes a file of it, and reads that
         return (1,)
-    if source.is_tree and not is_url(item.source):  # rank 0 has listed it: its caches know of it
+    by_requests = item.scheme.by_requests
+    if source.is_tree and not by_requests:  # rank 0 has listed it: its caches know of it
         return (1,)
     counts = settings.readers
     if not counts:
-        auto = _AUTO_OBJECT_READERS if is_url(item.source) else _AUTO_READERS
+        auto = _AUTO_OBJECT_READERS if by_requests else _AUTO_READERS
         counts = auto if source.facts.size >= _WORTH_READERS else (1,)
-    if remote.limit and is_url(item.source):  # readers share it, so their number does not change
+    if remote.limit and by_requests:  # readers share it, so their number does not change
         counts = counts[:1]
     return tuple(dict.fromkeys(min(count, ranks) for count in counts))
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from stager.base.events import event
 from stager.base.outcome import Counts, ItemReport
 from stager.base.text import listed, printable
-from stager.source.location import is_url
 from stager.store.validity import Reason
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def _damaged_note(surveys: Sequence[Survey]) -> str:
 
 def _fuse_note(task: Task) -> str:
     """Return the note on a source of which its filesystem keeps less than others."""
-    if is_url(task.item.source) or task.source.facts.inode or not task.plan.receivers:
+    if task.item.scheme.is_url or task.source.facts.inode or not task.plan.receivers:
         return ""
     return (
         f"note: {printable(task.item.source)} is on a FUSE filesystem: a change that leaves sizes "

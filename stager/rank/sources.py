@@ -15,7 +15,7 @@ from stager.fs.files import copy_mode
 from stager.request.items import check_options
 from stager.source.access import look_at
 from stager.source.facts import Selection, Source, SourceFacts
-from stager.source.location import is_url
+from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,7 +102,7 @@ def _missing(items: Iterable[StageItem], known: str = "") -> list[str]:
     """Return which sources are missing, without URLs, which may take a while, and the ``known``."""
     missing: list[str] = []
     for source in dict.fromkeys(item.source for item in items if item.source != known):
-        if not is_url(source):
+        if not Scheme.of(source).is_url:
             with doing(Kind.READ, source):
                 try:
                     os.stat(source)

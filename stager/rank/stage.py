@@ -23,7 +23,6 @@ from stager.rank.report import Delivered, Progress, item_report, tell
 from stager.rank.sources import SOURCES, look_at_sources, selection_of
 from stager.rank.task import Task
 from stager.source.facts import Listings, Source
-from stager.source.location import is_image, is_url
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.store.leases import note_uses
 from stager.store.validity import (
@@ -341,7 +340,7 @@ class StageRun:
     def _survey_item(self, one: SourcedItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
         path = node.path(item.destination)
-        if not self._rank and not is_url(item.source):
+        if not self._rank and not item.scheme.is_url:
             check_apart(item.source, path)
         if one.cache.is_updating(item.destination) and self._may_finish(one):
             from stager.store.removal import finish  # rarely needed
@@ -443,7 +442,7 @@ class StageRun:
             return ArchiveCargo(task)
         if task.source.is_tree:
             return self._make_tree_cargo(task)
-        if is_image(task.item.source):
+        if task.item.scheme.is_made:
             from stager.rank.image_cargo import ImageCargo
 
             return ImageCargo(task)
@@ -524,7 +523,7 @@ class StageRun:
         for one in planned:  # a user may stage a copy to another place on the node
             task = one.task
             is_read_here = task.plan.from_source and self._rank in task.plan.senders
-            if one.cargo and is_read_here and not is_url(task.item.source):
+            if one.cargo and is_read_here and not task.item.scheme.is_url:
                 for path in (task.item.source, os.path.realpath(task.item.source)):
                     wanted |= _with_folders_above(path)
         chosen = make_room(self._context, cargos, wanted, held.locks, self._note_evicted)
@@ -588,7 +587,7 @@ def _batches(planned: Sequence[PlannedItem]) -> Iterator[list[PlannedItem]]:
 def _is_small(task: Task) -> bool:
     options, source = task.item.options, task.source
     is_plain = not (source.is_tree or options.extract or options.decompress)
-    return is_plain and not is_image(task.item.source) and task.plan.size <= _SMALL
+    return is_plain and not task.item.scheme.is_made and task.plan.size <= _SMALL
 
 
 def _why_replaced(survey: Survey) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import BusyError, Failure, IntegrityError, StageError
-from stager.source.location import is_image
 from stager.store.record import VERSION, Record, TreeFacts
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Task:
     @property
     def need_is_estimate(self) -> bool:
         """Whether the size of the copy is not known before it is there."""
-        return self.item.options.is_unpacked or is_image(self.item.source)
+        return self.item.options.is_unpacked or self.item.scheme.is_made
 
     @property
     def receives(self) -> bool:

@@ -49,7 +49,7 @@ from stager.request.lexer import (
     scheme_end,
     source_end,
 )
-from stager.source.location import Location, Scheme, is_image, is_url, is_url_file
+from stager.source.schemes import Location, Scheme, is_url_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -241,7 +241,7 @@ def _filled_destination(destination: Piece, names: Names) -> str:
 
 
 def _check_url(source: Piece, path: str) -> None:
-    if is_url(path):
+    if Scheme.of(path).is_url:
         try:
             Location.parse(path)
         except ValueError as error:
@@ -252,7 +252,7 @@ def _check_format(source: Piece, path: str, options: Mapping[str, Any]) -> None:
     """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
     if is_url_file(path):  # the URL's name is not known here
         return
-    is_packed = not is_image(path)  # whatever its tag ends in
+    is_packed = not Scheme.of(path).is_made  # whatever its tag ends in
     if "extract" in options and not (is_packed and archive_suffix(path)):
         known = " ".join(ARCHIVES)
         raise source.fault(f"'extract' needs an archive as source: {known}")
@@ -328,7 +328,7 @@ class _Chosen:
         if self.values.get("layout") is not FolderLayout.HUB:
             return
         key = _key(option)
-        if key == "layout" and not source.startswith(f"{Scheme.HF}://"):
+        if key == "layout" and Scheme.of(source) is not Scheme.HF:
             raise option.fault("'layout=hub' needs a model of a hub as source: hf://…")
         if key == "decompress" or self.values.get(key) is Mode.SHARD:
             raise option.fault(f"'{option.value}' cannot be combined with layout=hub")

@@ -22,7 +22,7 @@ from stager.base.formats import archive_suffix, compressed_suffix
 from stager.base.options import DEFAULT_OPTIONS, ITSELF, FolderLayout, Links, Mode, Options
 from stager.base.paths import SHARD_LIST
 from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
-from stager.source.location import ImageName, cache_name, is_image, is_url, name_of
+from stager.source.schemes import Scheme, cache_name, name_of
 from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
         raise UsageError(
             f"{item.source} is not a folder; remove include and exclude, which are for folders"
         )
-    if options.links is Links.FOLLOW and (is_url(item.source) or not is_folder):
+    if options.links is Links.FOLLOW and (item.scheme.is_url or not is_folder):
         raise UsageError(f"{item.source} is not a folder on a filesystem; remove links=follow")
     if options.mode is Mode.SHARD and not is_folder:
         raise UsageError(f"{item.source} is not a folder; mode=shard is for folders")
@@ -137,6 +137,11 @@ class StageItem:
         return cls(**own, options=Options.from_json(data))
 
     @property
+    def scheme(self) -> Scheme:
+        """What kind of source it is."""
+        return Scheme.of(self.source)
+
+    @property
     def shard_list(self) -> str:
         """Path of the list of which node holds which file; empty without mode=shard."""
         return f"{self.destination}/{SHARD_LIST}" if self.options.mode is Mode.SHARD else ""
@@ -150,8 +155,6 @@ def copy_name(source: str, options: Options) -> str:
     >>> copy_name("/shared/set.gz", Options(decompress=("",)))
     'set'
     """
-    if is_image(source):
-        return ImageName.parse(source).file_name
     if options.layout is FolderLayout.HUB:
         return cache_name(source)
     name = name_of(source)

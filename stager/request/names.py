@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from stager.base.text import printable
-from stager.source.location import is_url
+from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -143,7 +143,7 @@ class Names:
                 raise path.fault(f"{problem}, or ./~ for a name that begins with ~")
             begin, path = self._home_of(path), path.behind(1)
         filled = begin + _Filling(path, self, is_source=True).text()
-        if not filled.startswith("/") and not is_url(filled):
+        if not filled.startswith("/") and not Scheme.of(filled).is_url:
             if not self.folder:
                 raise piece.fault("the current folder was removed; write the whole path")
             filled = f"{self.folder.rstrip('/')}/{filled}"
@@ -157,7 +157,7 @@ class Names:
         for match in _VARIABLE.finditer(piece.seen):
             name = match[1] or match[2]
             value = self.environment.get(name, "")
-            is_path = match.start() > 0 or value.startswith("/") or is_url(value)
+            is_path = match.start() > 0 or value.startswith("/") or Scheme.of(value).is_url
             if value and is_path and name != "USER" and not name.startswith("SLURM"):
                 yield match, value
 
@@ -284,7 +284,7 @@ class _Filling:
         start = self._piece.value
         if found and found[0].start() == 0 and start.startswith("$"):
             start = self._value(found[0]) + start[found[0].end() :]
-        return is_url(start)
+        return Scheme.of(start).is_url
 
     def _parts(self, found: list[re.Match[str]]) -> Iterator[tuple[str, int]]:
         """Yield the parts of the path, and where each was filled in; -1 if it was not."""

@@ -36,7 +36,8 @@ from stager.request.grammar import Tolerance
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.request.names import LETTERS, fill_letters
 from stager.source.endpoints import RemoteSettings
-from stager.source.location import Scheme, is_registry
+from stager.source.image_name import is_registry
+from stager.source.schemes import URLS
 from stager.wire.layout import Algorithm
 
 if TYPE_CHECKING:
@@ -144,9 +145,9 @@ def _known_account(name: str) -> str:
 
 
 def _url_start(text: str) -> str:
-    scheme = text.partition("://")[0]
-    if scheme not in list(Scheme) or not text.startswith(f"{scheme}://"):
-        raise ValueError(f"must begin with one of {', '.join(f'{one}://' for one in Scheme)}")
+    begin = tuple(f"{one}://" for one in URLS)
+    if not text.startswith(begin):
+        raise ValueError(f"must begin with one of {', '.join(begin)}")
     return text
 
 
@@ -545,7 +546,7 @@ LOCAL = Policy.model_construct(places=(Place.model_construct(path=""),))
 #: For `stagectl check` there: what some site may allow.
 ANY = LOCAL.model_copy(
     update={
-        "source": SourceSection.model_construct(allow=tuple(f"{one}://" for one in Scheme)),
+        "source": SourceSection.model_construct(allow=tuple(f"{one}://" for one in URLS)),
     }
 )
 

@@ -9,7 +9,7 @@ from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import FolderLayout, Share
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import StageItem, copy_name
-from stager.source.location import Scheme, is_url, without_revision
+from stager.source.schemes import Scheme, without_revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 def _item(directive: Directive, policy: Policy) -> StageItem:
     destination = place_of(directive)
     source, plain = directive.source, _plain(directive.source)
-    if is_url(source):
+    if Scheme.of(source).is_url:
         _check_url(source, policy)
     else:
         source = plain or "/"
@@ -130,7 +130,7 @@ def _plain(source: str) -> str:
     """Return a path without what does not change where it leads, the root as an empty text; a URL
     without a '/' at its end.
     """
-    if is_url(source):
+    if Scheme.of(source).is_url:
         return source.rstrip("/")
     return plain_path(source).rstrip("/")
 
@@ -147,7 +147,7 @@ def images_folder(uid: int, policy: Policy) -> str:
 def _is_image(source: str, path: str) -> bool:
     """Return whether a path beneath a root is that of a registry's image in `images_folder`."""
     name = rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{_IMAGES}/[^/]+"
-    return source.startswith(f"{Scheme.DOCKER}://") and re.fullmatch(name, path) is not None
+    return Scheme.of(source) is Scheme.DOCKER and re.fullmatch(name, path) is not None
 
 
 def _check_paths(source: str, destination: str, *, is_image: bool) -> None:

@@ -1,12 +1,12 @@
-"""Look at a source, and open it to be read: on a filesystem, in a store, on the web or a hub."""
+"""How is a source of any scheme looked at, and opened to be read?"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import UsageError
-from stager.source.location import Location, Scheme, is_image, is_url
 from stager.source.posix import PosixFile, look_at_source
+from stager.source.schemes import Location, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,29 +56,30 @@ def look_at(
     With ``to_be_read``, check that this user may read it. Raise SourceError if there is nothing
     that can be staged; UsageError if one object or image has patterns.
     """
-    if not is_url(path):
+    scheme = Scheme.of(path)
+    if not scheme.is_url:
         return look_at_source(path, selection, listings, to_be_read=to_be_read)
-    location = Location.parse(path)
+    is_folder = Location.parse(path).is_folder
+    if not is_folder and (selection.include or selection.exclude):
+        remedy = "remove include and exclude"
+        if scheme.is_made:
+            raise UsageError(f"{path} is one image; {remedy}")
+        raise UsageError(
+            f"{path} is one object; {remedy}, or write a '/' behind it for all that lies beneath"
+        )
     # Slow to import, and not needed for files.
-    if is_image(path):
-        if selection.include or selection.exclude:
-            raise UsageError(f"{path} is one image; remove include and exclude")
+    if scheme is Scheme.DOCKER:
         from stager.source.registry import look_at_image
 
         return look_at_image(path, settings)
-    if location.scheme is Scheme.HF:
+    if scheme is Scheme.HF:
         from stager.source.hub import look_at_model
 
         return look_at_model(path, selection, listings, settings)
-    if location.is_folder:
+    if is_folder:
         from stager.source.prefix import look_at_prefix
 
         return look_at_prefix(path, selection, listings, settings)
-    if selection.include or selection.exclude:
-        raise UsageError(
-            f"{path} is one object; remove include and exclude, or write a '/' behind it for all "
-            "that lies beneath"
-        )
     from stager.source.remote import look_at_object
 
     return look_at_object(path, settings)
@@ -92,7 +93,7 @@ def open_file(
     Raise IntegrityError if it is another version, SourceError if it cannot be read or, with
     ``for_all``, not by all users.
     """
-    if not is_url(path):
+    if not Scheme.of(path).is_url:
         return PosixFile(path, source, for_all=for_all)
     from stager.source.remote import ObjectReader
 
@@ -112,12 +113,12 @@ def open_tree(
 
     ``as_cache`` and ``follow`` are those of its `Selection`.
     """
-    if not is_url(path):
+    if not Scheme.of(path).is_url:
         from stager.tree.stream import StreamReader
 
         homes = {one.base: one.homes[0] for one in source.environments if one.comes_along}
         return StreamReader(path, stream, source=source.facts.inode, follow=follow, homes=homes)
-    if Location.parse(path).scheme is Scheme.HF:
+    if Scheme.of(path) is Scheme.HF:
         from stager.source.hub import open_model
 
         return open_model(path, source, stream, settings, as_cache=as_cache)

@@ -42,29 +42,6 @@ class RemoteSettings:
 
 #: The variable that names the file of credentials for registries (containers-auth.json).
 AUTH_FILE = "REGISTRY_AUTH_FILE"
-#: The variables in which a job's environment may name another endpoint than the vendor's, by
-#: scheme.
-ENDPOINTS = {
-    "s3": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "hf": ("HF_ENDPOINT",),
-}
-#: The vendors' domains of data, to which the library sends what opens a store if no other endpoint
-#: is named. Anybody may have a place there.
-VENDORS = {
-    "s3": ("amazonaws.com", "amazonaws.com.cn"), "az": ("windows.net",), "gs": ("googleapis.com",),
-}  # fmt: skip
-#: Where the library asks for keys: the vendors' own servers, and the addresses of a machine's
-#: identity.
-KEEPERS = {
-    "s3": ("sts.{region}.amazonaws.com", "169.254.0.0/16", "fd00:ec2::254"),
-    "az": ("microsoftonline.com", "169.254.0.0/16"),
-    "gs": (
-        "accounts.google.com", "oauth2.googleapis.com", "metadata.google.internal",
-        "169.254.0.0/16",
-    ),
-}  # fmt: skip
 #: The variables that name others who are asked for keys.
 ASKED_FOR_KEYS = ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AZURE_AUTHORITY_HOST")
 #: The endpoint of hf:// if that variable is not set.

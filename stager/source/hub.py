@@ -21,10 +21,10 @@ from obstore import exceptions, store
 
 from stager.base.errors import SourceError
 from stager.source.hub_api import ACCESS, HubApi
-from stager.source.location import Location
 from stager.source.prefix import ObjectsReader, folder, folders_above, list_objects
 from stager.source.remote import MODE, Version, ask_range, fill, library_options, tag_of
 from stager.source.retry import Pace, Patience, changed
+from stager.source.schemes import Location
 from stager.tree.listing import Kind, Listing, Row
 
 if TYPE_CHECKING:

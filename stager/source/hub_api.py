@@ -20,10 +20,10 @@ from stager.base.errors import SourceError
 from stager.base.linux import untagged
 from stager.base.telemetry import Kind, count, doing
 from stager.base.text import showable
-from stager.source.endpoints import ENDPOINTS, HUB
-from stager.source.location import Location
+from stager.source.endpoints import HUB
 from stager.source.remote import read_authorities
 from stager.source.retry import Access, AnswerError, Patience, ShortBodyError
+from stager.source.schemes import Location, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -228,7 +228,7 @@ class _SameServer(HTTPRedirectHandler):
 
 
 def _endpoint() -> str:
-    (name,) = ENDPOINTS["hf"]
+    (name,) = Scheme.HF.endpoints
     return (os.environ.get(name) or HUB).rstrip("/")
 
 

@@ -27,17 +27,8 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.base.telemetry import Kind, count, doing
 from stager.base.text import printable, showable
-from stager.source.endpoints import (
-    ASKED_FOR_KEYS,
-    ENDPOINTS,
-    GOOGLE,
-    KEEPERS,
-    VENDORS,
-    Secret,
-    secrets_of,
-)
+from stager.source.endpoints import ASKED_FOR_KEYS, GOOGLE, Secret, secrets_of
 from stager.source.facts import Source, SourceFacts
-from stager.source.location import Location, Scheme
 from stager.source.retry import (
     NOWHERE,
     TO_STORE,
@@ -52,6 +43,7 @@ from stager.source.retry import (
     is_beyond_end,
     is_denied,
 )
+from stager.source.schemes import Location, Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -561,8 +553,8 @@ def _hosts(location: Location, *, has_query: bool) -> list[str]:
         return [host] if host and has_query else []
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return [
-        *(_named_by(ENDPOINTS[location.scheme]) or VENDORS[location.scheme]),
-        *(keeper.format(region=region) for keeper in KEEPERS[location.scheme]),
+        *(_named_by(location.scheme.endpoints) or location.scheme.vendors),
+        *(keeper.format(region=region) for keeper in location.scheme.keepers),
         *_named_by(ASKED_FOR_KEYS),
     ]
 

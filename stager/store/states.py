@@ -21,8 +21,8 @@ from stager.base.memory import room_in_memory
 from stager.base.mounts import stranger_at
 from stager.base.users import users_of
 from stager.fs.files import facts_beneath, opened
-from stager.source.location import is_url
 from stager.source.posix import version_of
+from stager.source.schemes import Scheme
 from stager.store.cache import Cache, look_for_cache
 from stager.store.leases import jobs_using
 from stager.store.record import is_ours
@@ -336,8 +336,8 @@ def _with_source(state: str, record: Record, sources: _Sources | None) -> str:
 
     Add the source to ``sources``; None for a source of another user.
     """
-    if state != "ready" or sources is None or is_url(record.source):  # would have to be asked
-        return state
+    if state != "ready" or sources is None or Scheme.of(record.source).is_url:
+        return state  # a store would have to be asked
     if record.source not in sources:
         sources[record.source] = _source_facts(record.source)
     source, was = sources[record.source], record.source_facts

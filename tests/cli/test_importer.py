@@ -23,7 +23,7 @@ from stager.cli.staging import JobNodes
 from stager.node.job_state import StepStatus
 from stager.request.grammar import Directive
 from stager.request.policy import Policy
-from stager.source.location import ImageName
+from stager.source.image_name import ImageName
 from tests.support.desk import JOB, OUTSIDE, Desk
 from tests.support.stagectl import Ran
 

@@ -17,7 +17,7 @@ from stager.launch.job import JobContext
 from stager.launch.mpiexec import mpiexec_environment
 from stager.request.items import StageItem, StageRequest
 from stager.request.policy import Launch, Policy, SourceSection
-from stager.source.endpoints import ENDPOINTS
+from stager.source.schemes import Scheme
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
 POLICY = Policy(roots=("/nvme",))
@@ -188,7 +188,7 @@ def test_an_endpoint_that_the_site_does_not_name_is_refused() -> None:
 )
 def test_no_part_of_what_is_no_endpoint_is_told(scheme: str, endpoint: str) -> None:
     request = replace(REQUEST, items=(replace(URL, source=scheme),))
-    for name in ENDPOINTS[scheme.partition(":")[0]]:
+    for name in Scheme.of(scheme).endpoints:
         with pytest.raises(PolicyRefusal) as caught:
             rank_environment({name: endpoint}, POLICY, request)
         assert str(caught.value) == (

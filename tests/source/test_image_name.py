@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from stager.source.location import ImageName, from_enroot, is_image, is_registry
+from stager.source.image_name import ImageName, from_enroot, is_registry
+from stager.source.schemes import Scheme
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -73,9 +74,8 @@ def test_what_names_no_image_is_refused(url: str, problem: str) -> None:
 
 
 def test_only_docker_urls_are_images() -> None:
-    assert [is_image(one) for one in ("docker://h:1/a", "https://h/docker://", "/docker://")] == [
-        True, False, False,
-    ]  # fmt: skip
+    urls = "docker://h:1/a", "https://h/docker://", "/docker://"
+    assert [Scheme.of(url).is_made for url in urls] == [True, False, False]
     assert not is_registry("")
 
 

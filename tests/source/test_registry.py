@@ -22,7 +22,7 @@ from stager.base.errors import SourceError, SpaceError, UsageError
 from stager.source.access import look_at
 from stager.source.endpoints import RemoteSettings
 from stager.source.facts import Listings, Selection
-from stager.source.location import ImageName
+from stager.source.image_name import ImageName
 from stager.source.registry import (
     _ARCHITECTURES,
     _for_this_machine,

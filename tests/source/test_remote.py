@@ -14,8 +14,8 @@ import pytest
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import remote
 from stager.source.endpoints import URL_SECRETS, RemoteSettings, Secret, as_text
-from stager.source.location import Location
 from stager.source.remote import ObjectReader, look_at_object
+from stager.source.schemes import Location
 from tests.support.web import Handler, web_server
 
 if TYPE_CHECKING:

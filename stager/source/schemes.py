@@ -1,6 +1,6 @@
-"""Read the name of a container image in a registry. Pure.
+"""What kind of source is a path or URL, what is known of that kind, and what does the URL name?
 
-Read the URL of a source: in a store, on the web, on a hub of models, or an image. Pure.
+`Scheme` is the registry of all kinds. Pure.
 """
 
 from __future__ import annotations
@@ -10,155 +10,134 @@ from enum import StrEnum
 from typing import NamedTuple, Self
 
 from stager.base.formats import without_version
+from stager.source.endpoints import AUTH_FILE, URL_SECRETS
+from stager.source.image_name import ImageName, from_enroot
 
-#: The scheme of URLs that name an image.
-SCHEME = "docker://"
-#: What an image is if neither tag nor digest is written.
-_DEFAULT_TAG = "latest"
-#: Where enroot looks for an image without a registry, and for one without a folder there.
-_DEFAULT_REGISTRY, _DEFAULT_FOLDER = "docker.io", "library"
-#: The parts of a name as registries define them (opencontainers/distribution-spec). They are
-#: compiled where they are used: all ranks import this module.
-_REGISTRY = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?"
-_PART = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_NAME = rf"{_PART}(/{_PART})*"
-_TAG = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
-_DIGEST = r"sha256:[0-9a-f]{64}"
-#: Digits of a digest in the name of a file, which are enough to tell images apart.
-_SHOWN = 12
-
-
-def is_image(source: str) -> bool:
-    """Return whether a source is the URL of an image."""
-    return source.startswith(SCHEME)
-
-
-def from_enroot(uri: str) -> str:
-    """Return the URL of the image that enroot and pyxis call ``uri``.
-
-    Raise ValueError, which says what is wrong with it.
-
-    >>> from_enroot("docker://nvcr.io#nvidia/cuda:12.4"), from_enroot("docker://ubuntu")
-    ('docker://nvcr.io/nvidia/cuda:12.4', 'docker://docker.io/library/ubuntu')
-    """
-    if not is_image(uri):
-        raise ValueError(f"names no registry; write {SCHEME}REGISTRY#NAME:TAG")
-    registry, has_registry, name = uri.removeprefix(SCHEME).rpartition("#")
-    if "@" in registry:
-        raise ValueError("has a user in it; leave it out and log in (skopeo login, docker login)")
-    first, has_folder, _ = name.partition("/")
-    if not has_registry and not (has_folder and is_registry(first)):
-        registry, name = _DEFAULT_REGISTRY, name if has_folder else f"{_DEFAULT_FOLDER}/{name}"
-    url = f"{SCHEME}{registry}/{name}" if registry else uri
-    ImageName.parse(url)
-    return url
-
-
-def is_registry(text: str) -> bool:
-    """Return whether ``text`` is a registry: a host, perhaps with a port.
-
-    A name without a dot and a port is none: tools look for such an image at docker.io.
-
-    >>> is_registry("docker.io"), is_registry("login:5000"), is_registry("library")
-    (True, True, False)
-    """
-    is_host = "." in text or ":" in text or text == "localhost"
-    return is_host and re.fullmatch(_REGISTRY, text) is not None
-
-
-def is_digest(text: str) -> bool:
-    """Return whether ``text`` is the digest of an image."""
-    return re.fullmatch(_DIGEST, text) is not None
-
-
-class ImageName(NamedTuple):
-    """An image, ``name``, in a ``registry``; the ``digest`` is empty unless it was written."""
-
-    registry: str
-    name: str
-    tag: str
-    digest: str
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Return the image that ``url`` names. Raise ValueError, which says what is wrong."""
-        registry, _, path = url.removeprefix(SCHEME).partition("/")
-        rest, at, digest = path.partition("@")
-        name, colon, tag = rest.partition(":")
-        if not (registry and name):
-            raise ValueError(f"is not complete; write {SCHEME}REGISTRY/NAME:TAG")
-        if not is_registry(registry):
-            raise ValueError(
-                f"has no registry: {registry} is no host with a '.' or a port; write "
-                f"{SCHEME}REGISTRY/NAME:TAG, for instance with docker.io"
-            )
-        if not re.fullmatch(_NAME, name):
-            raise ValueError(
-                "has a name that is not valid: use only lower-case letters, digits and single "
-                "'.', '_' or '-' between them"
-            )
-        if colon and not re.fullmatch(_TAG, tag):
-            raise ValueError(
-                "has a tag that is not valid: use only 1 to 128 letters, digits, '-', '_' and "
-                "'.', a letter or digit first"
-            )
-        if at and not re.fullmatch(_DIGEST, digest):
-            raise ValueError("has a digest that is not sha256: and 64 hexadecimal digits")
-        return cls(registry, name, tag, digest)
-
-    @property
-    def repository(self) -> str:
-        """The image without tag and digest, as skopeo takes it."""
-        return f"{SCHEME}{self.registry}/{self.name}"
-
-    @property
-    def reference(self) -> str:
-        """The image as it was asked for, as skopeo takes it: by digest if one was written."""
-        if self.digest:
-            return f"{self.repository}@{self.digest}"
-        return f"{self.repository}:{self.tag or _DEFAULT_TAG}"
-
-    def pinned(self, digest: str) -> str:
-        """Return the URL of the image in this repository that has the ``digest``."""
-        return f"{self.repository}@{digest}"
-
-    @property
-    def file_name(self) -> str:
-        """The name of a file for the image, as enroot names it.
-
-        >>> ImageName.parse("docker://nvcr.io/nvidia/cuda:12.4").file_name
-        'nvidia+cuda+12.4.sqsh'
-        """
-        digits = self.digest.removeprefix("sha256:")[:_SHOWN]
-        return "+".join(filter(None, (*self.name.split("/"), self.tag or digits))) + ".sqsh"
+#: A URL: paths begin with a slash.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+#: What the vendors' own tools read of credentials.
+_AWS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION",
+    "AWS_DEFAULT_REGION", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_SKIP_SIGNATURE", "AWS_REQUEST_PAYER",
+)  # fmt: skip
+_AZURE = (
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN", "AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
+    "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST", "AZURE_SKIP_SIGNATURE",
+)  # fmt: skip
+_GOOGLE = (
+    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_SKIP_SIGNATURE",
+)  # fmt: skip
 
 
 class Scheme(StrEnum):
-    """The schemes of URLs that can be staged."""
+    """The kinds of sources, each with what stands before ``://`` in its URLs.
 
-    AZ = "az"
-    S3 = "s3"
-    GS = "gs"
+    A new kind is a row here and a case in `access`; where its credentials are found: see
+    `launch.credentials`.
+    """
+
+    #: What a URL looks like; empty for what is none, or none that can be staged.
+    shape: str
+    #: The variables of a job's environment that open it, and those that may name another endpoint
+    #: than the vendor's.
+    credentials: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    #: The vendor's domains of data, to which the library sends what opens a store if no other
+    #: endpoint is named. Anybody may have a place there.
+    vendors: tuple[str, ...]
+    #: Where the library asks for keys: the vendor's own servers, and the addresses of a machine's
+    #: identity.
+    keepers: tuple[str, ...]
+
+    def __new__(
+        cls,
+        name: str,
+        shape: str,
+        credentials: tuple[str, ...] = (),
+        endpoints: tuple[str, ...] = (),
+        vendors: tuple[str, ...] = (),
+        keepers: tuple[str, ...] = (),
+    ) -> Self:
+        """Make a member; the arguments are the fields."""
+        self = str.__new__(cls, name)
+        self._value_ = name
+        self.shape, self.credentials, self.endpoints = shape, credentials, endpoints
+        self.vendors, self.keepers = vendors, keepers
+        return self
+
+    AZ = (
+        "az", "az://ACCOUNT/CONTAINER/PATH",
+        _AZURE, ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        ("windows.net",), ("microsoftonline.com", "169.254.0.0/16"),
+    )  # fmt: skip
+    S3 = (
+        "s3", "s3://BUCKET/KEY",
+        _AWS, ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+        ("amazonaws.com", "amazonaws.com.cn"),
+        ("sts.{region}.amazonaws.com", "169.254.0.0/16", "fd00:ec2::254"),
+    )  # fmt: skip
+    GS = (
+        "gs", "gs://BUCKET/KEY",
+        _GOOGLE, ("GOOGLE_BASE_URL",),
+        ("googleapis.com",),
+        (
+            "accounts.google.com", "oauth2.googleapis.com", "metadata.google.internal",
+            "169.254.0.0/16",
+        ),
+    )  # fmt: skip
     #: A model or a data set on a hub.
-    HF = "hf"
-    HTTPS = "https"
+    HF = "hf", "hf://ORG/MODEL[@REVISION]", ("HF_TOKEN",), ("HF_ENDPOINT",)
+    HTTPS = "https", "https://HOST/PATH", (URL_SECRETS,)
     #: Only where the site names it: nobody proves who answers.
-    HTTP = "http"
+    HTTP = "http", "http://HOST/PATH", (URL_SECRETS,)
     #: A container image in a registry; see `image_name`.
-    DOCKER = "docker"
+    DOCKER = "docker", "docker://REGISTRY/NAME:TAG", (AUTH_FILE,)
+    #: A file or folder on a filesystem that the nodes mount.
+    PATH = "", ""
+    #: A URL that cannot be staged.
+    UNKNOWN = "?", ""
+
+    @classmethod
+    def of(cls, source: str) -> Scheme:
+        """Return the scheme of a path, or of a URL.
+
+        >>> Scheme.of("s3://bucket/key").name, Scheme.of("/shared/set").name, Scheme.of("ftp://h/a").name
+        ('S3', 'PATH', 'UNKNOWN')
+        """
+        found = _URL.match(source)
+        return next(
+            (one for one in URLS if found and one == found[1]), cls.UNKNOWN if found else cls.PATH
+        )
+
+    @property
+    def is_url(self) -> bool:
+        """Whether it is no path: only those who know the scheme can look at the source."""
+        return self is not Scheme.PATH
 
     @property
     def is_web(self) -> bool:
         """Whether it names a host, and not a store."""
         return self in (Scheme.HTTPS, Scheme.HTTP)
 
+    @property
+    def is_made(self) -> bool:
+        """Whether one node makes the file that all get, with a size that is not known before."""
+        return self is Scheme.DOCKER
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-#: What a URL of each kind looks like.
-_SHAPES = {Scheme.AZ: "az://ACCOUNT/CONTAINER/PATH", Scheme.S3: "s3://BUCKET/KEY",
-           Scheme.GS: "gs://BUCKET/KEY", Scheme.HF: "hf://ORG/MODEL[@REVISION]",
-           Scheme.HTTPS: "https://HOST/PATH", Scheme.HTTP: "http://HOST/PATH",
-           Scheme.DOCKER: "docker://REGISTRY/NAME:TAG"}  # fmt: skip
+    @property
+    def by_requests(self) -> bool:
+        """Whether its bytes are asked for by requests, several of which are under way at once."""
+        return self.is_url and not self.is_made
+
+
+#: All that can be staged but paths.
+URLS = tuple(one for one in Scheme if one.shape)
 #: An account of Azure, a bucket or container, and a host with its port. The library makes a host of
 #: each, so it must not contain what ends a host's name.
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
@@ -193,11 +172,6 @@ def is_endpoint(url: str) -> bool:
     return scheme in ("https", "http") and is_plain and _HOST.fullmatch(host) is not None
 
 
-def is_url(source: str) -> bool:
-    """Return whether a source is a URL, and not a path: paths begin with a slash."""
-    return _URL.match(source) is not None
-
-
 def is_url_file(source: str) -> bool:
     """Return whether a source names a file that has the URL: one with a secret."""
     return source.startswith("@/")
@@ -230,13 +204,10 @@ class Location(NamedTuple):
     @classmethod
     def parse(cls, url: str) -> Self:
         """Return what ``url`` names. Raise ValueError, which says what is wrong with it."""
-        found = _URL.match(url)
-        try:
-            scheme = Scheme(found[1] if found else "")
-        except ValueError:
-            known = ", ".join(f"{one}://" for one in _SHAPES)
-            raise ValueError(f"is a URL of an unknown kind; known: {known}") from None
-        assert found
+        scheme = Scheme.of(url)
+        if scheme not in URLS:
+            known = ", ".join(f"{one}://" for one in URLS)
+            raise ValueError(f"is a URL of an unknown kind; known: {known}")
         if scheme is Scheme.DOCKER and "#" in url:
             raise ValueError(f"is written as for enroot; write {from_enroot(url)}")
         plain = without_version(url)
@@ -245,7 +216,7 @@ class Location(NamedTuple):
                 "has a '?' or '#': what follows may be a secret, which others would see in the "
                 f"job's description; {_BY_FILE if scheme.is_web else _BY_ENVIRONMENT}"
             )
-        rest, version = plain[found.end() :], url[len(plain) :].partition("=")[2]
+        rest, version = plain.partition("://")[2], url[len(plain) :].partition("=")[2]
         if version and rest.endswith("/"):
             raise ValueError("names a version, which a folder does not have")
         if scheme is Scheme.HF:
@@ -270,7 +241,7 @@ class Location(NamedTuple):
         container, _, path = rest.partition("/")
         _check_no_user(container, scheme)
         if not container or not (path or is_folder) or (scheme is Scheme.AZ and not account):
-            raise ValueError(f"is not complete; write {_SHAPES[scheme]}")
+            raise ValueError(f"is not complete; write {scheme.shape}")
         if is_folder and scheme.is_web:
             raise ValueError("ends in '/', but a web server cannot be asked what lies beneath")
         path = path.removesuffix("/")
@@ -305,7 +276,7 @@ class Location(NamedTuple):
         if len(parts) > 2:
             raise ValueError("names a file or folder of a model; stage the model, with include=")
         if not all(parts) or not parts or (at and not revision):
-            raise ValueError(f"is not complete; write {_SHAPES[Scheme.HF]}")
+            raise ValueError(f"is not complete; write {Scheme.HF.shape}")
         if not all(_HUB_NAME.fullmatch(part) for part in parts):
             raise ValueError(f"has a name {_NOT_VALID} {_CHARACTERS}")
         if at and (not _REVISION.fullmatch(revision) or _NO_REVISION.search(revision)):
@@ -325,11 +296,14 @@ def name_of(url: str) -> str:
 
     >>> name_of("hf://org/model@refs/pr/1"), name_of("/shared/set/"), name_of("https://host/a%20b")
     ('model', 'set', 'a b')
-    >>> name_of("s3://bucket/set.tar?versionId=3")
-    'set.tar'
+    >>> name_of("s3://bucket/set.tar?versionId=3"), name_of("docker://nvcr.io/nvidia/cuda:12.4")
+    ('set.tar', 'nvidia+cuda+12.4.sqsh')
     """
+    scheme = Scheme.of(url)
+    if scheme.is_made:
+        return ImageName.parse(url).file_name
     name = without_revision(url).rstrip("/").rpartition("/")[2]
-    if not url.startswith((f"{Scheme.HTTPS}://", f"{Scheme.HTTP}://")):
+    if not scheme.is_web:
         return name
     try:
         plain = _unquoted(name)
@@ -352,7 +326,7 @@ def cache_name(url: str) -> str:
 
 def without_revision(url: str) -> str:
     """Return the URL, or path, without the revision of hf://, or version of an object."""
-    return url.partition("@")[0] if url.startswith(f"{Scheme.HF}://") else without_version(url)
+    return url.partition("@")[0] if Scheme.of(url) is Scheme.HF else without_version(url)
 
 
 def _unquoted(path: str) -> str:
