@@ -1,20 +1,17 @@
-"""Find the nodes whose disks hold all others back, by what each node wrote and how long. Pure.
-
-Define the outcome of a stage.
-"""
+"""Define the outcome of a stage, and find the nodes whose disks hold all others back. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from stager.base.codec import is_integer
-from stager.base.errors import Failure
+from stager.base.codec import codec_of
+from stager.base.errors import Failure  # noqa: TC001 - the codec reads the types
 from stager.base.text import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: A node is slow below this share of what the others do: disks of one model differ by less, also a
 #: full or a worn one by a factor of two.
@@ -85,9 +82,6 @@ def _median_without(rates: Sequence[float], rate: float) -> float:
     return (at((count - 1) // 2) + at(count // 2)) / 2
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
     """What happened to the files of a folder; sizes in bytes."""
@@ -156,11 +150,6 @@ class Evicted:
     destination: str
     size: int
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Evicted:
-        """Return what a rank told. Raise ValueError or TypeError if it is not valid."""
-        return _checked(cls(**data))
-
 
 @dataclass(frozen=True, slots=True)
 class Slow:
@@ -210,7 +199,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`."""
-        data = asdict(self)
+        data = codec_of(type(self)).to_data(self)
         del data["failed_nodes"]
         return {**data, "code": self.code}
 
@@ -218,48 +207,10 @@ class Outcome:
     def from_json(cls, data: dict[str, Any]) -> Outcome:
         """Return the outcome that `to_json` wrote.
 
-        It comes from another node. Raise ValueError, TypeError or KeyError if it is not valid.
+        It comes from another node. Raise ValueError if it is not valid.
         """
-        return _checked(
-            cls(
-                [_read_item(item) for item in data["items"]],
-                [_checked(Failure(**failure)) for failure in data["failures"]],
-                data["seconds"],
-                data["dry_run"],
-                data["phases"],
-                [Evicted.from_json(one) for one in data["evicted"]],
-                [_checked(Slow(**one)) for one in data["slow"]],
-            )
-        )
-
-
-def _read_item(data: dict[str, Any]) -> ItemReport:
-    tree = data["tree"]
-    counts = _checked(Counts(**{**tree, "parts": tuple(tree["parts"])})) if tree else None
-    return _checked(ItemReport(**{**data, "tree": counts}))
-
-
-#: The types of the fields that hold plain values, as they are annotated above.
-_VALUES: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: type(value) is str,
-    "int": is_integer,
-    "bool": lambda value: type(value) is bool,
-    "float": lambda value: type(value) in (int, float),
-    "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
-    "tuple[int, ...]": lambda value: all(map(is_integer, value)),
-    "dict[str, float]": lambda value: (
-        type(value) is dict and all(type(one) in (int, float) for one in value.values())
-    ),
-}
-
-
-def _checked(read: T) -> T:
-    """Return a dataclass as it is. Raise ValueError if a field is not of its type."""
-    for one in fields(read):  # type: ignore[arg-type]
-        is_valid = _VALUES.get(str(one.type))
-        if is_valid and not is_valid(getattr(read, one.name)):
-            raise ValueError(f"{one.name} is not {one.type}")
-    return read
+        known = {name: value for name, value in data.items() if name != "code"}
+        return codec_of(cls).from_data({**known, "failed_nodes": []})
 
 
 @dataclass(frozen=True, slots=True)

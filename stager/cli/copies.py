@@ -94,7 +94,7 @@ def run_action(
         user=user,
     )
     answers = scope.ask(command, rules, os.environ)
-    results, problems = read_answers(answers, NodeResult.from_wire)
+    results, problems = read_answers(answers, NodeResult)
     hints = {path: _hint(text) for path, text in typed.items()}
     failures = _failures(command, results, problems, hints)
     code = failures[0].code if failures else 0

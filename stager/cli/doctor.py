@@ -95,7 +95,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     answers = [] if here in scope.nodes else Scope(disks={here: ""}).ask(local, rules, os.environ)
     if scope.nodes:
         answers += scope.ask(replace(local, computes=True), rules, os.environ)
-    nodes, silent = read_answers(answers, NodeFacts.from_wire)
+    nodes, silent = read_answers(answers, NodeFacts)
     computing = {name: one for name, one in nodes.items() if one.computes}
     site = replace(site, hello=_say_hello(rules, computing))
     found |= examine(Examined(site, rules, nodes))

@@ -30,7 +30,7 @@ def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
     try:
         command = Command(Action.FACTS, ())
         scope = Scope(nodes=job.unfold(context.nodes), context=context)
-        facts, _ = read_answers(scope.ask(command, rules, os.environ), NodeFacts.from_wire)
+        facts, _ = read_answers(scope.ask(command, rules, os.environ), NodeFacts)
     except StageError:  # the failure to start is what the user must know
         return ""
     return absent_interface(facts, rules.launch)

@@ -54,7 +54,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
     lasting = tuple(root for root in rules.roots if root not in rules.private_roots)
     command = Command(Action.PREPARE, lasting, config=str(where.config))
     answers = scope.ask(command, rules, os.environ)
-    nodes, problems = read_answers(answers, NodePrepared.from_wire)
+    nodes, problems = read_answers(answers, NodePrepared)
     failures = [
         Failure(root.code, root.problem, name)
         for name, node in nodes.items()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stager.base.codec import codec_of
 from stager.base.errors import StageError, UsageError
 from stager.base.interfaces import name_here
 from stager.cli.arguments import absolute
@@ -21,7 +22,7 @@ from stager.node.agent import Action, carry_out_for, check_may_ask
 from stager.store.states import node_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.launch.job import JobContext
@@ -165,33 +166,39 @@ def answer(command: Command, disk: str) -> dict[str, Any]:
             disk, command.roots, command.shared_roots, command.shared_owner,
             everyone=command.everyone, user=command.user,
         )  # fmt: skip
-        return status.to_wire()
+        return _data(status)
     if command.action is Action.FACTS:
         return _facts(command)
     if command.action is Action.PREPARE:
         from stager.node.user_folders import prepare_node  # only for stagectl prepare
 
-        return prepare_node(command.roots, command.config).to_wire()
+        return _data(prepare_node(command.roots, command.config))
     if command.user is not None:
-        return carry_out_for(command.user, command, disk).to_wire()
-    return agent.carry_out(command, disk).to_wire()
+        return _data(carry_out_for(command.user, command, disk))
+    return _data(agent.carry_out(command, disk))
 
 
 def _facts(command: Command) -> dict[str, Any]:
     from stager.node.facts import node_facts  # only for stagectl doctor
 
-    return node_facts(
+    facts = node_facts(
         command.config, command.plugstack, command.roots, command.shared_roots,
         command.destinations,
         computes=command.computes, environment=command.environment,
         scripts=command.scripts, textfile=command.textfile,
-    ).to_wire()  # fmt: skip
+    )  # fmt: skip
+    return _data(facts)
+
+
+def _data(answer: object) -> dict[str, Any]:
+    data: dict[str, Any] = codec_of(type(answer)).to_data(answer)
+    return data
 
 
 def read_answers(
-    answers: Iterable[Answer], read: Callable[[dict[str, Any]], _Result]
+    answers: Iterable[Answer], kind: type[_Result]
 ) -> tuple[dict[str, _Result], dict[str, str]]:
-    """Return what ``read`` makes of each answer, and why other nodes have none; both by node."""
+    """Return each answer as a ``kind``, and why other nodes have none; both by node."""
     results: dict[str, _Result] = {}
     problems: dict[str, str] = {}
     for one in answers:
@@ -199,8 +206,8 @@ def read_answers(
             problems[one.node] = one.problem
             continue
         try:
-            results[one.node] = read(one.content)
-        except (KeyError, TypeError, ValueError):
+            results[one.node] = codec_of(kind).from_data(one.content)
+        except ValueError:
             problems[one.node] = (
                 "its slurm-stage has another version than this one; "
                 "the administrator must install the same version on all nodes"

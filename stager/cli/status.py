@@ -116,7 +116,7 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
         shared_owner=rules.shared_owner, user=user,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
-    known, problems = read_answers(answers, NodeStatus.from_wire)
+    known, problems = read_answers(answers, NodeStatus)
     name = "you" if user is None else name_or_uid(user)
     if command.everyone and os.getuid() == 0:  # others see their own
         name = "anybody"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base import linux
+from stager.base.codec import Count, Time  # noqa: TC001 - the codec reads the types
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Share
 from stager.base.paths import RECORDS_FOLDER
@@ -48,10 +49,10 @@ _SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 class CopyFacts:
     """The copy's stat right after publication: bytes, nanoseconds since 1970, inode, uid."""
 
-    size: int
-    mtime_ns: int
-    inode: int
-    owner: int
+    size: Count
+    mtime_ns: Time
+    inode: Count
+    owner: Count
 
 
 def existing_folder_above(path: str) -> str:

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stager.base.codec import codec_of
 from stager.base.errors import MPI_REMEDY, Failure, LaunchError
 from stager.base.events import Parts, read_event
 from stager.base.outcome import Evicted, Outcome
@@ -547,7 +548,7 @@ class _Listener:
             self._shown_at = now
         if event["event"] == "evicted":
             gone = {name: event[name] for name in ("node", "destination", "size")}
-            self.evicted.append(one := Evicted.from_json(gone))
+            self.evicted.append(one := codec_of(Evicted).from_data(gone))
             event = {"event": "evicted", "copy": one}
         elif event["event"] == "progress":
             event = {**event, "quiet": self._pulses.quiet(now)}

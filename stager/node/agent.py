@@ -21,10 +21,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from stager.base.child import answer_as
-from stager.base.codec import is_integer
+from stager.base.codec import codec_of
 from stager.base.errors import (
     BusyError,
     IntegrityError,
@@ -66,14 +66,14 @@ def carry_out_for(user: int, command: Command, disk: str, limit: float = _LIMIT)
     def act(output: int) -> None:
         result = carry_out(replace(command, job=0), disk)
         with open(output, "wb") as file:
-            file.write(zlib.compress(json.dumps(result.to_wire()).encode()))
+            file.write(zlib.compress(json.dumps(codec_of(NodeResult).to_data(result)).encode()))
 
     try:
         # To unpin a copy, its record is written.
         told = answer_as(user, *groups_of(user), act, limit, file_size=RECORD_LIMIT)
         answer = zlib.decompressobj().decompress(told, _LONGEST)
-        return NodeResult.from_wire(json.loads(answer))
-    except (zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        return codec_of(NodeResult).from_data(json.loads(answer))
+    except (zlib.error, ValueError, RecursionError):
         text = (
             f"what a process of uid {user} answered cannot be read, and some of it may be done; "
             "stagectl status --user shows what is left; name single copies, then try again"
@@ -188,7 +188,7 @@ class Done:
 class Refused:
     """Why the action could not be done, and the exit code of that."""
 
-    code: int
+    code: Annotated[int, range(1, 10).__contains__]
     message: str
     #: The destination, if the reason is that it is not staged on this node.
     absent: str = ""
@@ -220,33 +220,6 @@ class NodeResult:
     refused: list[Refused] = field(default_factory=list)
     stay: list[Stays] = field(default_factory=list)
     enough: list[Enough] = field(default_factory=list)
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return a JSON object for `from_wire`."""
-        return asdict(self)
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> NodeResult:
-        """Return the result that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
-        result = cls(
-            [Done(**one) for one in data["done"]],
-            [Refused(**one) for one in data["refused"]],
-            [Stays(**one) for one in data["stay"]],
-            [Enough(**one) for one in data["enough"]],
-        )
-        if not (
-            all(type(one.destination) is str for one in result.done)
-            and all(is_integer(one.size) for one in result.done)
-            and all(type(one.gone) is type(one.kept) is bool for one in result.done)
-            and all(one.code in range(1, 10) for one in result.refused)
-            and all(
-                type(text) is str for one in result.refused for text in (one.message, one.absent)
-            )
-            and all(type(text) is str for one in result.stay for text in (one.destination, one.why))
-            and all(type(one.root) is str and is_integer(one.free) for one in result.enough)
-        ):
-            raise ValueError("fields of other types")
-        return result
 
 
 def carry_out(command: Command, disk: str) -> NodeResult:

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
@@ -185,17 +185,6 @@ class NodeFacts:
     peers_closed: str = ""
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return a JSON object for `from_wire`."""
-        return asdict(self)
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> NodeFacts:
-        """Return the facts that `to_wire` wrote. Raise ValueError."""
-        from pydantic import TypeAdapter  # the help of stagectl doctor does not need it
-
-        return TypeAdapter(cls).validate_python(data, strict=False)
 
 
 @dataclass(frozen=True)

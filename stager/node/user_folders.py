@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from stager.base.errors import DestinationError, StageError
 from stager.base.paths import RECORDS_FOLDER
@@ -32,7 +32,7 @@ class Prepared:
     made: tuple[str, ...] = ()
     taken: bool = False
     problem: str = ""
-    code: int = 0
+    code: Annotated[int, range(10).__contains__] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +41,6 @@ class NodePrepared:
 
     roots: tuple[Prepared, ...]
     marks: bool
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return a JSON object for `from_wire`."""
-        return asdict(self)
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Return the result that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
-        roots = tuple(Prepared(**{**one, "made": tuple(one["made"])}) for one in data["roots"])
-        if not all(
-            all(type(text) is str for text in (one.root, one.problem, *one.made))
-            and type(one.taken) is bool
-            and one.code in range(10)
-            for one in roots
-        ):
-            raise ValueError("fields of other types")
-        return cls(roots, bool(data["marks"]))
 
 
 def prepare_node(roots: Iterable[str], config: str) -> NodePrepared:

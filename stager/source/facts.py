@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base.codec import Count, Short, Time  # noqa: TC001 - the codec reads the types
 from stager.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ class SourceFacts:
     An object has no ctime and no inode, but a ``revision``: its ETag.
     """
 
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    revision: str = ""
+    size: Count
+    mtime_ns: Time
+    ctime_ns: Time
+    inode: Count
+    revision: Short = ""
 
 
 @dataclass(frozen=True, slots=True)

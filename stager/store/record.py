@@ -11,13 +11,12 @@ models would take longer than all their other work.
 import json
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import Any, Self, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
 
 import xxhash
 
+from stager.base.codec import Count, Short, codec_of
 from stager.base.options import Lifetime, Share
 from stager.fs.files import CopyFacts
 from stager.source.facts import SourceFacts
@@ -30,8 +29,31 @@ _UNKNOWN_DIGEST = "0" * 32
 _CHECKSUM = b'{\n "checksum": "'
 #: Bytes of the longest path that the kernel takes.
 _PATH_LIMIT = 4096
-_LIFETIMES = frozenset(lifetime.value for lifetime in Lifetime)
-_SHARES = frozenset(share.value for share in Share)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 32 and not text.strip("0123456789abcdef")
+
+
+def _is_split(text: str) -> bool:
+    nodes, _, digest = text.partition(":")
+    return not text or (nodes.isdecimal() and _is_digest(digest))
+
+
+def _is_path(text: str) -> bool:
+    try:
+        path = os.fsencode(text)
+        return path.startswith(b"/") and b"\0" not in path and len(path) <= _PATH_LIMIT
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_source(text: str) -> bool:
+    return _is_path(text) or ("://" in text and len(text) <= _PATH_LIMIT)
+
+
+_Digest = Annotated[str, _is_digest]
+_Path = Annotated[str, _is_path]
 
 
 class TornError(ValueError):
@@ -45,18 +67,18 @@ class TreeFacts:
     The digests are those of the listing of the source and of the `table` of the copy's files.
     """
 
-    files: int
-    allocated: int
-    source_digest: str
-    table_digest: str
+    files: Count
+    allocated: Count
+    source_digest: _Digest
+    table_digest: _Digest
     #: How the Python environments in the copy were relocated: `Source.relocation`.
-    relocation: str = ""
+    relocation: Short = ""
     #: What its user must know of them, if they were unpacked from an archive.
-    note: str = ""
+    note: Short = ""
     #: With mode=shard, the split that this copy is a part of; see `shard.split_name`.
-    split: str = ""
+    split: Annotated[str, _is_split] = ""
     #: The pattern whose numbers chose the part of each file.
-    by: str = ""
+    by: Short = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +91,20 @@ class Record:
     A ``decompressed`` copy has other bytes than its source, and mostly more.
     """
 
-    version: int
-    source: str
-    destination: str
+    version: Count
+    source: Annotated[str, _is_source]
+    destination: _Path
     source_facts: SourceFacts
     copy_facts: CopyFacts
-    digest: str
-    staged_at: int
-    used_at: int
-    used_by_job: int
-    lifetime: str
+    digest: _Digest
+    staged_at: Count
+    used_at: Count
+    used_by_job: Count
+    lifetime: Annotated[str, {*Lifetime}.__contains__]
     pinned: bool
     decompressed: bool = False
     #: A `Share`: to whom the user opened the copy.
-    share: str = Share.NONE.value
+    share: Annotated[str, {*Share}.__contains__] = Share.NONE.value
     tree: TreeFacts | None = None
 
     @property
@@ -100,7 +122,7 @@ class Record:
         It may be written over while it is read. A lock would be no help: whoever can read a file
         can lock it.
         """
-        rest = json.dumps(asdict(self), indent=1).removeprefix("{")
+        rest = json.dumps(codec_of(type(self)).to_data(self), indent=1).removeprefix("{")
         return f'{_CHECKSUM.decode()}{_checksum(rest.encode())}",{rest}\n'
 
     @classmethod
@@ -115,9 +137,7 @@ class Record:
         if version != VERSION:
             raise ValueError(f"version {version!r}, expected {VERSION}")
         data.pop("checksum", None)  # of who has laid out the text anew, it is none
-        record = _build(cls, data)
-        assert isinstance(record, cls)
-        return record
+        return codec_of(cls).from_data(data)
 
 
 def _checksum(rest: bytes) -> str:
@@ -151,107 +171,8 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
     return facts == copy and stat.S_ISREG(there.st_mode)
 
 
-def _is_time(value: int) -> bool:
-    return -(1 << 63) <= value < 1 << 63
-
-
-def _is_number(value: int) -> bool:
-    return 0 <= value < 1 << 64
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 32 and not text.strip("0123456789abcdef")
-
-
-def _is_split(text: str) -> bool:
-    nodes, _, digest = text.partition(":")
-    return not text or (nodes.isdecimal() and _is_digest(digest))
-
-
-def _is_lifetime(text: str) -> bool:
-    return text in _LIFETIMES
-
-
-def _is_share(text: str) -> bool:
-    return text in _SHARES
-
-
-def _is_path(text: str) -> bool:
-    try:
-        path = os.fsencode(text)
-        return path.startswith(b"/") and b"\0" not in path and len(path) <= _PATH_LIMIT
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_source(text: str) -> bool:
-    return _is_path(text) or ("://" in text and _is_short(text))
-
-
-def _is_short(text: str) -> bool:
-    return len(text) <= _PATH_LIMIT
-
-
-def _is_any(_: object) -> bool:
-    return True
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key occurs twice")
     return found
-
-
-@cache
-def _fields(shape: type) -> dict[str, tuple[type, Callable[[Any], bool]]]:
-    """Return the type and the check of each field."""
-    # Cached, because this would take most of the time of reading thousands of records.
-    found: dict[str, tuple[type, Callable[[Any], bool]]] = {}
-    for name, given in get_type_hints(shape).items():
-        kind = TreeFacts if given == TreeFacts | None else given
-        found[name] = kind, _BY_NAME.get(name, _BY_TYPE.get(kind, _is_any))
-    return found
-
-
-_BY_TYPE: dict[type, Callable[[Any], bool]] = {int: _is_number, str: _is_path}
-_BY_NAME: dict[str, Callable[[Any], bool]] = {
-    # Files may be older than 1970.
-    "mtime_ns": _is_time,
-    "ctime_ns": _is_time,
-    "digest": _is_digest,
-    "source_digest": _is_digest,
-    "table_digest": _is_digest,
-    "lifetime": _is_lifetime,
-    "relocation": _is_short,
-    "note": _is_short,
-    "share": _is_share,
-    "split": _is_split,
-    "by": _is_short,
-    "revision": _is_short,
-    "source": _is_source,
-}
-
-
-def _build(shape: type, data: Any) -> Any:
-    """Return ``data`` as a ``shape``. Raise ValueError unless it has its exact keys and types."""
-    known = _fields(shape)
-    if type(data) is not dict or data.keys() != known.keys():
-        raise ValueError(f"the fields are not those of {shape.__name__}")
-    values: list[Any] = []
-    for name, (kind, is_valid) in known.items():
-        value = data[name]
-        if kind is TreeFacts and value is None:  # the record of a file
-            values.append(None)
-            continue
-        if kind in _NESTED:
-            value = _build(kind, value)
-        if type(value) is not kind:
-            raise ValueError(f"{name} is not {kind.__name__}")
-        if not is_valid(value):
-            raise ValueError(f"the value of {name} is not valid")
-        values.append(value)
-    return shape(*values)
-
-
-_NESTED = (SourceFacts, CopyFacts, TreeFacts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stager.base.child import NO_GROUP, answer_as
-from stager.base.codec import is_integer
+from stager.base.codec import codec_of
 from stager.base.errors import StageError
 from stager.base.memory import room_in_memory
 from stager.base.mounts import stranger_at
@@ -78,21 +78,6 @@ class Entry(NamedTuple):
     folder: bool = False
 
 
-#: The types of an Entry's fields.
-_ENTRY = (str, str, int, str, int, int, int, str, bool, list, str, int, bool, int, bool, bool)
-
-
-def _checked(values: Sequence[Any], types: Sequence[type]) -> Sequence[Any]:
-    """Return ``values``, which come from another node. Raise ValueError for other ``types``."""
-    if [type(value) for value in values] != list(types):
-        raise ValueError("fields of other types")
-    if not all(is_integer(value) for value in values if type(value) is int):
-        raise ValueError("a number that is too large")
-    if not all(is_integer(job) for value in values if type(value) is list for job in value):
-        raise ValueError("a job that is not a number")
-    return values
-
-
 class DiskRoom(NamedTuple):
     """A cache root of a node, its bytes that are free for users, and all its bytes."""
 
@@ -119,27 +104,6 @@ class NodeStatus:
     unread: list[Unread] = field(default_factory=list)
     #: The uids of users whose copies are not known, as their own process did not answer.
     silent: list[int] = field(default_factory=list)
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return a short JSON object for `from_wire`."""
-        return {
-            "entries": self.entries,
-            "rooms": self.rooms,
-            "unread": self.unread,
-            "silent": self.silent,
-        }
-
-    @classmethod
-    def from_wire(cls, data: dict[str, Any]) -> NodeStatus:
-        """Return the status that `to_wire` wrote. Raise ValueError, TypeError or KeyError."""
-        if not all(map(is_integer, data["silent"])):
-            raise ValueError("a user that is not a number")
-        return cls(
-            [Entry(*_checked(entry, _ENTRY)) for entry in data["entries"]],
-            [DiskRoom(*_checked(room, (str, int, int))) for room in data["rooms"]],
-            [Unread(*_checked(one, (str, str, bool))) for one in data["unread"]],
-            list(data["silent"]),
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for users' programs."""
@@ -263,12 +227,12 @@ def _as_owner(
                 jobs = _jobs_using(None if shared else uid, cache.root)
                 _add(status, _read_cache(cache, disk, jobs, None))
         with open(output, "wb") as file:
-            file.write(json.dumps(status.to_wire()).encode())
+            file.write(json.dumps(codec_of(NodeStatus).to_data(status)).encode())
 
     try:
         answer = answer_as(uid, NO_GROUP, [], tell, limit)
-        status = NodeStatus.from_wire(json.loads(answer))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        status = codec_of(NodeStatus).from_data(json.loads(answer))
+    except (OSError, ValueError, RecursionError):
         return None
     status.entries[:] = [one._replace(user=uid, shared=shared) for one in status.entries]
     return status

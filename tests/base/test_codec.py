@@ -127,7 +127,7 @@ def test_hostile_bytes_are_refused_or_are_a_value(text: bytes) -> None:
 @pytest.mark.parametrize("text", ["[" + "[]," * 100_000 + "[]]", "[" + "0," * 300_000 + "0]"])
 def test_a_message_grows_only_by_a_limited_factor(text: str) -> None:
     tracemalloc.start()
-    with pytest.raises(ValueError, match=r"^it is no list of the expected length$"):
+    with pytest.raises(ValueError, match=r"^it (is not list|has not the expected length)$"):
         CODEC.decode(text.encode())
     assert tracemalloc.get_traced_memory()[1] < 40 * len(text)
     tracemalloc.stop()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
 
 import pytest
 
+from stager.base.codec import codec_of
 from stager.base.errors import Failure
-from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, _checked, total
+from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, total
 
 FILE = ItemReport(
     source="/shared/a", destination="/nvme/a", size=5, received=["n1"], current=["n2"], senders=[],
@@ -38,9 +38,9 @@ def test_each_field_of_a_report_is_checked_when_it_is_read() -> None:
     """So a rank that tells anything else ends the stage, and not the launcher."""
     for one in fields(ItemReport):
         if one.name not in ("tree", "lost", "kept"):  # these are read apart
-            wrong: dict[str, Any] = {one.name: object()}
+            wrong = {**codec_of(ItemReport).to_data(FILE), one.name: object()}
             with pytest.raises(ValueError, match=f"^{one.name} is not "):
-                _checked(replace(FILE, **wrong))
+                codec_of(ItemReport).from_data(wrong)
 
 
 def test_the_code_is_that_of_the_first_failure() -> None:

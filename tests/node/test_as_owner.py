@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.codec import codec_of
 from stager.base.errors import PolicyRefusal
 from stager.fs.files import CopyFacts
 from stager.node.agent import Action, Command, Done, NodeResult, Refused, carry_out, carry_out_for
@@ -160,7 +161,7 @@ def test_the_copies_of_many_records_fit_into_the_answer(disk: Path) -> None:
 
     as_user(USER, many)
     result = evict(USER, disk, older=60)
-    assert len(json.dumps(result.to_wire())) > 1 << 20
+    assert len(json.dumps(codec_of(NodeResult).to_data(result))) > 1 << 20
     assert len(result.done) == 9001
 
 

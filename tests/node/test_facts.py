@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base import paths
+from stager.base.codec import codec_of
 from stager.node.facts import (
     ABSENT,
     UNSEEN,
@@ -206,15 +207,17 @@ def test_what_this_user_cannot_see_is_told_apart_from_what_is_absent() -> None:
 
 def test_the_facts_of_another_node_arrive_as_they_were(tmp_path: Path, plugstack: Path) -> None:
     seen = facts(tmp_path, str(plugstack))
-    assert NodeFacts.from_wire(seen.to_wire()) == seen
+    assert codec_of(NodeFacts).from_data(codec_of(NodeFacts).to_data(seen)) == seen
 
 
 @pytest.mark.parametrize(
     "change", [{"sysctls": []}, {"roots": [{"path": 5}]}, {"package": None}, {"jobs": "x"}]
 )
 def test_what_is_not_facts_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        NodeFacts.from_wire({**facts(tmp_path).to_wire(), **change})
+    with pytest.raises(
+        ValueError, match=r"^(sysctls|package) is not|^the fields are not those of Place$"
+    ):
+        codec_of(NodeFacts).from_data({**codec_of(NodeFacts).to_data(facts(tmp_path)), **change})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
+from stager.base.codec import codec_of
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
 from stager.fs.files import CopyFacts, digest_of
@@ -151,7 +152,7 @@ def test_a_result_travels() -> None:
         [Stays("/nvme/c", "in use")],
         [Enough("/nvme", 5)],
     )
-    assert NodeResult.from_wire(result.to_wire()) == result
+    assert codec_of(NodeResult).from_data(codec_of(NodeResult).to_data(result)) == result
 
 
 @pytest.mark.parametrize("action", [Action.VERIFY, Action.EVICT, Action.PIN, Action.UNPIN])

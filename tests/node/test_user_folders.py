@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.codec import codec_of
 from stager.node import user_folders
 from stager.node.user_folders import NodePrepared, Prepared, prepare_node
 from tests.support.users import as_ordinary_user
@@ -28,13 +29,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+CODEC = codec_of(NodePrepared)
+
+
 def prepared(root: Path) -> Prepared:
     """Return what became of the root, after it went over the wire."""
 
-    def act() -> NodePrepared:
-        return NodePrepared.from_wire(prepare_node([str(root)], "/etc/stage.toml").to_wire())
+    def act() -> bytes:
+        return CODEC.encode(prepare_node([str(root)], "/etc/stage.toml"))
 
-    [only] = as_ordinary_user(act).roots
+    [only] = CODEC.decode(as_ordinary_user(act)).roots
     return only
 
 
@@ -96,8 +100,8 @@ def test_what_roots_part_or_somebody_else_made_is_left_alone(
     "change", [{"made": [1]}, {"problem": None}, {"code": 10}, {"taken": "yes"}, {"root": 1}]
 )
 def test_the_answer_of_a_node_is_checked(change: dict[str, object]) -> None:
-    answer = NodePrepared((Prepared("/nvme"),), marks=True).to_wire()
-    assert NodePrepared.from_wire(answer).to_wire() == answer
+    answer = CODEC.to_data(NodePrepared((Prepared("/nvme"),), marks=True))
+    assert CODEC.to_data(CODEC.from_data(answer)) == answer
     answer["roots"][0].update(change)
     with pytest.raises((ValueError, TypeError)):
-        NodePrepared.from_wire(answer)
+        CODEC.from_data(answer)

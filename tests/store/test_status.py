@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.codec import codec_of
 from stager.fs.files import CopyFacts
 from stager.source.facts import SourceFacts
 from stager.source.posix import facts_of
@@ -451,7 +452,7 @@ def test_users_whose_process_does_not_answer_as_it_should_are_named(
 @pytest.mark.root
 def test_no_user_answers_for_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     give_records_folder(node.root, USER)
-    lie = NodeStatus([ENTRY._replace(user=1, shared=True)]).to_wire()
+    lie = codec_of(NodeStatus).to_data(NodeStatus([ENTRY._replace(user=1, shared=True)]))
     monkeypatch.setattr("stager.store.states.answer_as", lambda *_: json.dumps(lie).encode())
     seen = node_status(str(node.disk), ["/nvme"], [], everyone=True)
     assert {(entry.user, entry.shared) for entry in seen.entries} == {(0, False), (USER, False)}
@@ -488,7 +489,7 @@ def test_running_jobs_are_found_by_what_they_use(
 
 def test_a_status_travels_and_has_a_json_for_programs() -> None:
     seen = NodeStatus([ENTRY], [DiskRoom("/nvme", 1, 2)], [Unread("/p", "why")], [1001])
-    assert NodeStatus.from_wire(json.loads(json.dumps(seen.to_wire()))) == seen
+    assert codec_of(NodeStatus).decode(codec_of(NodeStatus).encode(seen)) == seen
     assert seen.to_json() == {
         "entries": [
             {
