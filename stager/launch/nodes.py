@@ -1,13 +1,8 @@
-"""The protocol by which a node answers on its stdout.
+"""Ask nodes to carry out a Command, and take their answers from what they print.
 
-A node first prints that it has begun, then its answer in pieces: in short lines, since Slurm keeps
-only those whole. All other lines, such as a banner or a library's complaint, are not part of it.
-
-Ask nodes of a job by a step of that job.
-
-Ask nodes by ClusterShell, which reaches them as the site's clush.conf says: by ssh.
-
-Ask nodes to carry out a Command: those of a job by a step, all others by ClusterShell.
+The nodes of a job are asked by a step of it; all others by ClusterShell, which reaches them as the
+site's clush.conf says: by ssh. A node first prints that it has begun, then its answer, each as an
+event; all other lines, such as a banner or a library's complaint, are not part of it.
 """
 
 from __future__ import annotations
@@ -25,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import LaunchError
+from stager.base.events import Parts, event, read_event
 from stager.base.text import printable
 from stager.launch import job
 from stager.launch.environment import step_environment
@@ -34,7 +30,7 @@ from stager.launch.srun import step_argv
 from stager.node.agent import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stager.launch.job import JobContext
     from stager.node.agent import Command
@@ -44,16 +40,9 @@ if TYPE_CHECKING:
 NODE_ARGV = (sys.executable, "-I", "-m", "stager", "node")
 #: Seconds in which a node must begin; and, if it only reads records, answer.
 PATIENCE = 10.0
-#: How each line of this protocol begins; the number is the protocol's version.
-_MARK = "@stage1"
-#: A piece's number, and the number of pieces; other nodes are not trusted.
-_PIECE_NUMBER = re.compile(r"[0-9]{1,6}")
 #: The most bytes of an answer, packed or not, and the most values in it: a short value takes some
 #: 80 bytes in Python. The status of 100,000 copies has 30 MiB and 1.6 million values.
 _LONGEST_ANSWER, _MOST_VALUES = 64 << 20, 4_000_000
-#: Characters of a piece. Slurm splits lines of more than 1024 bytes, and those of other nodes may
-#: come between the parts (MAX_MSG_LEN in slurmstepd's io.c).
-_PIECE = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,54 +58,50 @@ class Answer:
 
 def hello(node: str) -> str:
     """Return the line that says that the node has begun."""
-    return f"{_MARK} {node} hello"
+    return event("hello", node=node)
 
 
-def frames(node: str, content: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a node's answer."""
-    text = base64.b64encode(zlib.compress(json.dumps(content).encode(), 1)).decode()
-    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
-    for number, piece in enumerate(pieces):
-        yield f"{_MARK} {node} {number} {len(pieces)} {piece}"
+def frames(node: str, content: dict[str, Any]) -> list[str]:
+    """Return the lines of a node's answer."""
+    packed = base64.b64encode(zlib.compress(json.dumps(content).encode(), 1)).decode()
+    return event("answer", node=node, content=packed).split("\n")
 
 
 class Mailbox:
-    """Puts the lines from several ``nodes``, in any order, together to one answer each."""
+    """Puts the lines from several ``nodes`` together to one answer each."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         #: The nodes that may still answer, in their order.
         self.waiting = dict.fromkeys(nodes)
         self.begun: set[str] = set()
         self.answers: dict[str, Answer] = {}
-        self._pieces: dict[str, dict[int, str]] = {}
-        #: The characters of the pieces of each node.
-        self._sizes: dict[str, int] = {}
+        self._parts = {node: Parts() for node in nodes}
 
     def take(self, line: str, source: str) -> bool:
         """Take one line from the node ``source``. Return False if it is not part of the protocol.
 
         A node that answers for another one is not believed.
         """
-        fields = line.split(" ")
-        if fields[0] != _MARK or len(fields) < 3 or source not in self.waiting:
+        if source not in self.waiting or not line:
             return False
-        node = fields[1]
-        if node != source:
-            self.give_up(source, f"it answered in the name of {node}; check this node")
+        try:
+            whole = self._parts[source].join(line)
+        except ValueError:
+            self.give_up(source, "its answer is too long")
             return True
-        self.begun.add(node)
-        if len(fields) == 5 and all(_PIECE_NUMBER.fullmatch(field) for field in fields[2:4]):
-            pieces = self._pieces.setdefault(node, {})
-            pieces[int(fields[2])] = fields[4]
-            self._sizes[node] = self._sizes.get(node, 0) + len(fields[4])
-            if self._sizes[node] > _LONGEST_ANSWER:
-                del self._pieces[node]
-                self.give_up(node, "its answer is too long")
-            elif len(pieces) == int(fields[3]):
-                self._complete(node, "".join(pieces[number] for number in sorted(pieces)))
+        told = read_event(whole)
+        if whole and (told is None or told["event"] not in ("hello", "answer")):
+            return False
+        self.begun.add(source)
+        if told is None:
+            return True
+        if told.get("node") != source:
+            self.give_up(source, f"it answered in the name of {told.get('node')}; check this node")
+        elif told["event"] == "answer":
+            self._complete(source, told.get("content"))
         return True
 
-    def _complete(self, node: str, text: str) -> None:
+    def _complete(self, node: str, text: object) -> None:
         content = _decode(text)
         if content is None:
             self.give_up(node, "its answer cannot be read")
@@ -147,10 +132,10 @@ def no_answer() -> str:
     )
 
 
-def _decode(text: str) -> dict[str, Any] | None:
+def _decode(text: object) -> dict[str, Any] | None:
     """Return the content that `frames` encoded, or None."""
     try:
-        packed = base64.b64decode(text)
+        packed = base64.b64decode(str(text))
         plain = zlib.decompressobj().decompress(packed, _LONGEST_ANSWER)
         if sum(map(plain.count, (b",", b"[", b"{"))) > _MOST_VALUES:
             return None

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from stager.base.events import LONGEST, event
 from stager.launch.nodes import Answer, Mailbox, frames, hello
 
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
@@ -15,17 +16,21 @@ def test_an_answer_is_cut_into_lines_that_slurm_keeps_whole() -> None:
     noise = {"x": random.Random(1).randbytes(5000).hex()}
     lines = list(frames("n1", noise))
     assert len(lines) > 5
-    assert max(map(len, lines)) < 1000
+    assert max(map(len, lines)) <= LONGEST
     assert all(line.isascii() for line in lines)
 
 
 def test_answers_whose_lines_come_mixed_are_put_together() -> None:
     mailbox = Mailbox(["n1", "n2", "n3"])
-    lines = [(line, "n1") for line in (*frames("n1", LARGE), "a banner", "")]
-    lines += [*((line, "n2") for line in frames("n2", {"a": 1})), (hello("n3"), "n3")]
-    random.Random(2).shuffle(lines)
-    assert sum(not mailbox.take(*line) for line in lines) == 2
-    assert mailbox.answers == {"n1": Answer("n1", LARGE), "n2": Answer("n2", {"a": 1})}
+    told = {
+        "n1": [*frames("n1", LARGE), "a banner", ""],
+        "n2": [hello("n2"), *frames("n2", LARGE)],
+        "n3": [hello("n3")],
+    }
+    sources = [node for node, lines in told.items() for _ in lines]
+    random.Random(2).shuffle(sources)
+    assert sum(not mailbox.take(told[node].pop(0), node) for node in sources) == 2
+    assert mailbox.answers == {"n1": Answer("n1", LARGE), "n2": Answer("n2", LARGE)}
     assert list(mailbox.waiting) == ["n3"]
     assert mailbox.begun == {"n1", "n2", "n3"}
 
@@ -33,7 +38,7 @@ def test_answers_whose_lines_come_mixed_are_put_together() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "", " ", "@stage1", "@stage1 n1", "@stage0 n1 hello", "x@stage1 n1 hello",
+        "", " ", "@event", "@event n1", "n1 hello", f" {hello('n1')}", event("started", node="n1"),
     ],
 )  # fmt: skip
 def test_other_lines_are_not_part_of_an_answer(line: str) -> None:
@@ -61,7 +66,7 @@ def test_a_node_that_answers_for_another_is_not_believed() -> None:
 @pytest.mark.parametrize("data", ["", "x", "AAAA", "eJwDAAAAAAE="])
 def test_an_answer_that_cannot_be_read_is_a_problem(data: str) -> None:
     mailbox = Mailbox(["n1"])
-    assert mailbox.take(f"@stage1 n1 0 1 {data}", "n1")
+    assert mailbox.take(event("answer", node="n1", content=data), "n1")
     assert mailbox.answers == {"n1": Answer("n1", None, "its answer cannot be read")}
 
 
