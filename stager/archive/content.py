@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from typing import IO
 
-from stager.archive.damage import DamagedError, ForeignError
+from stager.archive.damage import DamagedError, UnsupportedError
 from stager.archive.tar import BLOCK_SIZE, decode_header
 from stager.base.formats import Compression, Container, is_zip
 
-#: What compressed files begin with; a zstd file may begin with a frame that is skipped.
-_MAGICS = {
-    Compression.GZIP: rb"\x1f\x8b",
-    Compression.ZSTD: rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
-    Compression.XZ: rb"\xfd7zXZ\0",
-    Compression.BZIP2: rb"BZh[1-9]",
-}
-_LONGEST_MAGIC = 6
+#: What compressed streams begin with; a zstd file may begin with a frame that is skipped.
+MAGICS = {
+    Compression.GZIP: (b"\x1f\x8b",),
+    Compression.ZSTD: (
+        b"\x28\xb5\x2f\xfd", *(b"%c\x2a\x4d\x18" % byte for byte in range(0x50, 0x60)),
+    ),
+    Compression.XZ: (b"\xfd7zXZ\0",),
+    Compression.BZIP2: tuple(b"BZh%d" % level for level in range(1, 10)),
+}  # fmt: skip
+LONGEST_MAGIC = max(len(magic) for magics in MAGICS.values() for magic in magics)
 #: How HTML and XML begin, perhaps behind the mark of UTF-8.
 _MARKUP = rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml)"
 _REPACK = "unpack it by {}, and pack it again (stagectl pack FOLDER)"
@@ -57,16 +59,15 @@ class Begun:
 
 def compression_in(first: bytes) -> Compression:
     """Return what a file that begins with these bytes is compressed with."""
-    for compression, magic in _MAGICS.items():
-        if re.match(magic, first):
-            return compression
-    return Compression.NONE
+    return next(
+        (one for one, magics in MAGICS.items() if first.startswith(magics)), Compression.NONE
+    )
 
 
 def format_of(first: bytes, name: str) -> tuple[Container, Compression]:
     """Return what the archive that begins with these bytes is; its ``name`` tells zips alone.
 
-    Raise ForeignError for what is known to be no archive, or none that is unpacked.
+    Raise UnsupportedError for what is known to be no archive, or none that is unpacked.
     """
     if _is_tar(first):  # the name of its first member may look like another format
         return Container.TAR, Compression.NONE
@@ -87,11 +88,11 @@ def _is_tar(first: bytes) -> bool:
 def _check_known(first: bytes, *, may_be_zip: bool) -> None:
     for magic, what in _OTHERS.items():
         if re.match(magic, first) and not (may_be_zip and magic is _ZIP):
-            raise ForeignError(f"it is {what}")
+            raise UnsupportedError(f"it is {what}")
 
 
 def check_compressed(first: bytes) -> None:
-    """Raise ForeignError for what is not compressed, unless it is too short to tell."""
+    """Raise UnsupportedError for what is not compressed, unless it is too short to tell."""
     _check_known(first, may_be_zip=False)
-    if len(first) >= _LONGEST_MAGIC and compression_in(first) is Compression.NONE:
-        raise ForeignError("it is not compressed; stage it without decompress")
+    if len(first) >= LONGEST_MAGIC and compression_in(first) is Compression.NONE:
+        raise UnsupportedError("it is not compressed; stage it without decompress")

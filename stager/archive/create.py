@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 import xxhash
-import zstandard
 
-from stager.archive.decompress import decompressed
+from stager.archive.decompress import decompressed, zstd
 from stager.archive.target import bad_links
 from stager.base.errors import (
     DestinationError,
@@ -63,8 +62,8 @@ _MARK_SIZE = len(_MARK) + 32 + 1 + 32 + 1 + _TIME_DIGITS
 _COMMENT = slice(tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE)
 #: The suffix of the archive where the user names none.
 SUFFIX = ".tar.zst"
-#: Compression by zstd: its own default level, on all cores.
-_ZSTD_LEVEL, _ALL_CORES = 3, -1
+#: The most threads that zstd takes.
+_MOST_THREADS = 256
 #: Compression by gzip: the default level of the program.
 _GZIP_LEVEL = 6
 #: How a left-over is opened; NFS locks only what is open for writing.
@@ -360,8 +359,9 @@ def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
     if compression is Compression.BZIP2:
         return cast("IO[bytes]", bz2.BZ2File(file, "wb"))
     if compression is Compression.ZSTD:
-        packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=_ALL_CORES)
-        return cast("IO[bytes]", packer.stream_writer(file, closefd=False))
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        options: dict[int, int] = {zstd.CompressionParameter.nb_workers: threads}
+        return cast("IO[bytes]", zstd.ZstdFile(file, "wb", options=options))
     return file
 
 

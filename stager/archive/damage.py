@@ -9,8 +9,6 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import zstandard
-
 from stager.base.errors import SourceError, SpaceError, StageError, write_traceback
 
 if TYPE_CHECKING:
@@ -21,18 +19,14 @@ class DamagedError(Exception):
     """The archive or file cannot be read any further, for this problem."""
 
 
-class DemandingError(Exception):
-    """It takes too much memory to decompress: the problem, and what can be done."""
-
-
-class ForeignError(Exception):
-    """It is something else than its name says: what it is, and what can be done."""
+class UnsupportedError(Exception):
+    """It is undamaged, but not to be read here: why, and what can be done."""
 
 
 #: What is raised for damaged data, also by the libraries; bz2 raises an OSError without a number.
 #: Anything else may be a fault of this program.
 _SIGNS_OF_DAMAGE = (
-    DamagedError, zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile, struct.error,
+    DamagedError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, struct.error,
     OSError, EOFError, ValueError, LookupError, OverflowError, NotImplementedError,
 )  # fmt: skip
 
@@ -58,7 +52,7 @@ def explained(name: str, what: str, verb: str) -> Iterator[None]:
 
 
 def _why(error: Exception, what: str) -> str:
-    if isinstance(error, (DemandingError, ForeignError)):
+    if isinstance(error, UnsupportedError):
         return str(error)
     if isinstance(error, _SIGNS_OF_DAMAGE):
         problem = str(error) or "it ends early"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import bz2
 import lzma
 import queue
+import sys
 import threading
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from typing import IO, TYPE_CHECKING, Generic, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 
-import zstandard
-
-from stager.archive.damage import DamagedError, DemandingError, ForeignError
-from stager.archive.zstd_frames import SOMETHING_ELSE, ZstdFrames
+from stager.archive.content import LONGEST_MAGIC, MAGICS
+from stager.archive.damage import DamagedError, UnsupportedError
 from stager.base.formats import Compression
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd
+else:
+    from backports import zstd as zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,31 +32,58 @@ BLOCK = 1 << 18
 _WAITING = 16
 #: The most bytes of memory that a file may require to be decompressed; xz -9 requires 65 MiB.
 _XZ_MEMORY = 256 << 20
-#: The message of liblzma and of libzstd for a file that requires more.
-_XZ_EXCEEDED, _ZSTD_EXCEEDED = "limit", "too much memory"
-#: The message of libzstd for a file that was compressed with a dictionary.
-_ZSTD_DICTIONARY = "Dictionary mismatch"
-#: What a file of each format begins with.
-_GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh"
+#: What is told for messages of liblzma and libzstd that do not stand for damage.
+_MEANINGS = {
+    "Memory usage limit": f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
+    "compress it again with a smaller dictionary, such as that of xz -9",
+    "too much memory": "it takes more than 128 MiB of memory to decompress; "
+    "compress it again by zstd without --ultra, with --long=27 at most",
+    "Dictionary mismatch": "it was compressed with a dictionary; compress it again by zstd "
+    "without -D",
+}
 #: Seconds between looks whether the thread that reads ahead has ended.
 _LOOK = 0.01
+
+
+class _Stream(Protocol):
+    """What decompresses one stream, as the standard library has it for most formats."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the stream has ended."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether there is nothing more without more of the file."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What follows the stream."""
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Take ``data`` of the file, and return up to so many bytes of what is in it."""
+
+
+#: What begins to decompress a stream.
+_STREAMS: dict[Compression, Callable[[], _Stream]] = {
+    Compression.XZ: partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY),
+    Compression.ZSTD: zstd.ZstdDecompressor,
+    Compression.BZIP2: bz2.BZ2Decompressor,
+}
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
     """Yield what is in the ``file`` in blocks, some of which may be empty.
 
-    Several compressed streams in a row are one. Raise DamagedError if the last one ends early, or
-    if something else follows; DemandingError, or an exception of the library that decompresses.
+    Several compressed streams in a row are one, and zeros may follow each. Raise DamagedError if
+    the last one ends early, or if something else follows; UnsupportedError for what takes too much
+    memory or a dictionary; or an exception of zlib or bz2.
     """
+    if compression is Compression.NONE:
+        return read_blocks(file)
     if compression is Compression.GZIP:
         return _gunzipped(file)
-    if compression is Compression.XZ:
-        return _unxzed(file)
-    if compression is Compression.ZSTD:
-        return _unzstded(file)
-    if compression is Compression.BZIP2:
-        return _in_streams(file, bz2.BZ2Decompressor, _BZIP2_MAGIC)
-    return read_blocks(file)
+    return _in_streams(file, compression)
 
 
 def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
@@ -62,7 +93,7 @@ def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
 
 
 def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress gzip streams; zeros may follow each. zlib compares the digest at its end."""
+    """Decompress gzip streams: zlib keeps what it did not take yet elsewhere than the others."""
     data = b""
     while True:
         stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
@@ -70,39 +101,31 @@ def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
             data = data or _more_of(file)
             yield stream.decompress(data, BLOCK)
             data = stream.unconsumed_tail
-        if not (data := _next_of(file, stream.unused_data, _GZIP_MAGIC)):
+        if not (data := _next_of(file, stream.unused_data, Compression.GZIP)):
             return
 
 
-def _unxzed(file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        begin = partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
-        yield from _in_streams(file, begin, _XZ_MAGIC)
-    except lzma.LZMAError as error:
-        if _XZ_EXCEEDED in str(error):
-            raise DemandingError(
-                f"it takes more than {_XZ_MEMORY >> 20} MiB of memory to decompress; "
-                "compress it again with a smaller dictionary, such as that of xz -9"
-            ) from None
-        raise
-
-
-def _in_streams(
-    file: IO[bytes],
-    begin: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor],
-    magic: bytes,
-) -> Iterator[bytes]:
-    """Decompress xz or bzip2 streams; zeros may follow each."""
+def _in_streams(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
     data = b""
     while True:
-        stream = begin()
+        stream = _STREAMS[compression]()
         while not stream.eof:
             if stream.needs_input:
                 data = data or _more_of(file)
-            yield stream.decompress(data, BLOCK)
+            yield _next_block(stream, data)
             data = b""
-        if not (data := _next_of(file, stream.unused_data, magic)):
+        if not (data := _next_of(file, stream.unused_data, compression)):
             return
+
+
+def _next_block(stream: _Stream, data: bytes) -> bytes:
+    try:
+        return stream.decompress(data, BLOCK)
+    except (lzma.LZMAError, zstd.ZstdError) as error:
+        for words, meaning in _MEANINGS.items():
+            if words in str(error):
+                raise UnsupportedError(meaning) from None
+        raise DamagedError(str(error)) from None
 
 
 def _more_of(file: IO[bytes]) -> bytes:
@@ -112,45 +135,16 @@ def _more_of(file: IO[bytes]) -> bytes:
     raise DamagedError("it ends early")
 
 
-def _next_of(file: IO[bytes], data: bytes, magic: bytes) -> bytes:
+def _next_of(file: IO[bytes], data: bytes, compression: Compression) -> bytes:
     """Return the beginning of the next compressed stream, without the zeros before it, if any.
 
-    Raise DamagedError if what is there does not begin with the ``magic`` number.
+    Raise DamagedError if something else is there.
     """
-    while len(data := data.lstrip(b"\0")) < len(magic) and (more := file.read(BLOCK)):
+    while len(data := data.lstrip(b"\0")) < LONGEST_MAGIC and (more := file.read(BLOCK)):
         data += more
-    if not data.startswith(magic[: len(data)]):
-        raise DamagedError(SOMETHING_ELSE)
+    if not any(data.startswith(magic[: len(data)]) for magic in MAGICS[compression]):
+        raise DamagedError("something else follows the compressed data")
     return data
-
-
-@contextmanager
-def _zstd_reader(file: IO[bytes]) -> Iterator[zstandard.ZstdDecompressionReader]:
-    """Decompress zstd frames; the body reads them to the end."""
-    frames = ZstdFrames(file)
-    reader = zstandard.ZstdDecompressor().stream_reader(
-        cast("IO[bytes]", frames), read_size=BLOCK, read_across_frames=True, closefd=False
-    )
-    try:
-        yield reader
-    except zstandard.ZstdError as error:
-        if _ZSTD_EXCEEDED in str(error):
-            raise DemandingError(
-                "it takes more than 128 MiB of memory to decompress; "
-                "compress it again by zstd without --ultra, with --long=27 at most"
-            ) from None
-        if _ZSTD_DICTIONARY in str(error):
-            raise ForeignError(
-                "it was compressed with a dictionary; compress it again by zstd without -D"
-            ) from None
-        frames.check_last_bytes()
-        raise
-    frames.end()
-
-
-def _unzstded(file: IO[bytes]) -> Iterator[bytes]:
-    with _zstd_reader(file) as reader:
-        yield from read_blocks(reader)
 
 
 def decompressed_into(
@@ -160,21 +154,7 @@ def decompressed_into(
 
     Only the last one may be shorter. Raise as `decompressed` does.
     """
-    if compression is not Compression.ZSTD:
-        yield from _copied_into(buffers, decompressed(file, compression))
-        return
-    with _zstd_reader(file) as reader:  # which fills a buffer without a copy
-        for buffer in buffers:
-            filled = 0
-            while filled < len(buffer) and (size := reader.readinto(buffer[filled:])):
-                filled += size
-            yield buffer[:filled]
-            if filled < len(buffer):
-                break
-
-
-def _copied_into(buffers: Iterable[memoryview], blocks: Iterator[bytes]) -> Iterator[memoryview]:
-    rest = memoryview(b"")
+    blocks, rest = decompressed(file, compression), memoryview(b"")
     for buffer in buffers:
         filled = 0
         while filled < len(buffer):

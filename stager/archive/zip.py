@@ -20,7 +20,7 @@ import zlib
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from stager.archive.damage import DamagedError, ForeignError
+from stager.archive.damage import DamagedError, UnsupportedError
 from stager.archive.decompress import read_blocks
 from stager.archive.target import LONGEST_PATH, NEITHER, may_run_as_another
 from stager.base.text import printable
@@ -145,7 +145,7 @@ def opened_zip(archive: IO[bytes], target: Target) -> Iterator[zipfile.ZipFile]:
             whole = zipfile.ZipFile(archive)
         except UnicodeDecodeError as error:
             name = printable(os.fsdecode(error.object))
-            raise ForeignError(
+            raise UnsupportedError(
                 f"it marks the name '{name}' as UTF-8, which it is not; {_REPACK}"
             ) from None
     with whole:
@@ -194,7 +194,7 @@ def _find_table(archive: IO[bytes]) -> tuple[int, int]:
         return 0, 0  # zipfile says what is wrong
     _, part, length, _ = _END.unpack_from(tail, at)
     if part not in (0, _ELSEWHERE):
-        raise ForeignError(f"it is part {part + 1} of a split zip; {_JOIN}")
+        raise UnsupportedError(f"it is part {part + 1} of a split zip; {_JOIN}")
     locator = at - _LOCATOR.size
     large = locator - _END_64.size
     if (

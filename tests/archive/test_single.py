@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from stager.base.errors import SourceError, SpaceError, StageError, UsageError
 from stager.fs.files import digest_of
 from stager.fs.partial_file import Partial
 from stager.store.cache import Cache, open_cache
+from tests.support.archives import zstd_compress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 NO_LIMITS = Limits(1 << 40, 0)
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    # As the program zstd does: without it, not every changed byte is found.
-    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".zst": zstd_compress,
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
 }

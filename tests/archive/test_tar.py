@@ -8,7 +8,6 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
-import zstandard
 
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
@@ -25,6 +24,7 @@ from tests.support.archives import (
     refused,
     seen,
     tar_of,
+    zstd_compress,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ TOO_MUCH = damaged("it has far more headers and padding than its files need", "x
     ids=["zeros behind the end", "global headers", "a folder's names"],
 )
 def test_bytes_besides_the_data_of_files_are_limited(out: Path, text: bytes) -> None:
-    assert refused(zstandard.compress(text), out, "x.tar.zst") == TOO_MUCH
+    assert refused(zstd_compress(text), out, "x.tar.zst") == TOO_MUCH
 
 
 def test_global_records_are_for_all_that_follow(out: Path) -> None:

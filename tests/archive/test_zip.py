@@ -11,7 +11,6 @@ import zlib
 from typing import TYPE_CHECKING
 
 import pytest
-import zstandard
 
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
@@ -26,6 +25,7 @@ from tests.support.archives import (
     refused,
     zip_by,
     zip_of,
+    zstd_compress,
 )
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def test_the_time_in_utc_goes_before_others(out: Path) -> None:
     [(9, "Deflate64"), (93, "zstd"), (95, "xz"), (98, "PPMd"), (6, "method 6")],
 )
 def test_a_method_that_is_not_read_is_named(out: Path, number: int, method: str) -> None:
-    text = zip_by(ZipEntry(b"a", b"data", method=number, stored=zstandard.compress(b"data")))
+    text = zip_by(ZipEntry(b"a", b"data", method=number, stored=zstd_compress(b"data")))
     assert refused(text, out, "x.zip") == (
         f"x.zip: its member 'a' is compressed by {method}: nothing was unpacked; unpack it by "
         "another program (7z x), and pack it again (stagectl pack FOLDER)"

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import zstandard
 
 from stager.wire.layout import Algorithm
 from tests.cluster.site import POLICY, STAGECTL, Site, digest
 from tests.cluster.watch import Watch
+from tests.support.archives import zstd_compress
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ NOT_STARTED = "stage: the job's own program was not started (exit code {})\n"
 DATA = random.Random(0).randbytes(10 * MIB) + b"some words\n" * MIB
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
-    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "zst": zstd_compress,
     "xz": lzma.compress,
     "bz2": bz2.compress,
 }

@@ -11,7 +11,6 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
-import zstandard
 
 from stager.base.errors import SourceError
 from stager.base.options import ITSELF, Share, Validate, Verify
@@ -20,6 +19,7 @@ from stager.fs.reader import FileReader
 from stager.request.items import Space
 from stager.store.cache import open_cache
 from stager.wire.layout import Settings
+from tests.support.archives import zstd_compress
 from tests.support.world import World, messages
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
-    # As the program zstd does: without it, not every changed byte is found.
-    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".zst": zstd_compress,
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
 }

@@ -86,7 +86,7 @@ def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
 #: Modules that a rank whose copies are all current does without: each costs path look-ups on shared
 #: storage, on all nodes at once.
 NEEDLESS = {
-    "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "zstandard",
+    "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "backports.zstd",
     "stager.archive", "stager.tree", "stager.launch", "stager.store.space",
     "stager.store.removal", "stager.rank.cargo",
     "stager.rank.delivery", "stager.rank.guard", "stager.wire.ring", "stager.wire.transfer",

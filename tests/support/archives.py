@@ -16,8 +16,8 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import zstandard
 
+from stager.archive.decompress import zstd
 from stager.archive.target import Limits
 from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, UsageError
@@ -54,12 +54,17 @@ def pack(source: Path, suffix: str) -> bytes:
     return compressed(plain, suffix)
 
 
+def zstd_compress(data: bytes) -> bytes:
+    """Return the data compressed as the program zstd does, with a digest."""
+    return zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})
+
+
 def compressed(plain: bytes, suffix: str) -> bytes:
     """Return the bytes compressed as the suffix says."""
     for ends, compress in (
         ((".gz", "tgz"), gzip.compress), ((".xz", "txz"), lzma.compress),
         ((".bz2", "tbz2", "tbz"), bz2.compress),
-        ((".zst", "tzst"), zstandard.ZstdCompressor(write_checksum=True).compress),
+        ((".zst", "tzst"), zstd_compress),
     ):  # fmt: skip
         if suffix.endswith(ends):
             return compress(plain)
