@@ -1,4 +1,4 @@
-"""Tell what a file is by its first bytes: the ending of its name may be wrong."""
+"""What is a file by its first bytes? The ending of its name may be wrong."""
 
 from __future__ import annotations
 

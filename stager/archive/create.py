@@ -1,4 +1,4 @@
-"""Pack a folder into one archive, which the option extract unpacks or a job mounts.
+"""How is a folder packed into an archive, which the option extract unpacks or a job mounts?
 
 The archive is written without a name, or under another one in the same folder, and gets its own
 when it is complete. It holds the digests of the folder's path and of its listing, and the time that
@@ -20,9 +20,10 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, cast
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import xxhash
 
@@ -337,7 +338,7 @@ def _write(folder: _Folder, archive: str, file: int, mark: bytes, tell: Tell) ->
         return
     with ExitStack() as stack:
         plain = stack.enter_context(open(file, "wb", closefd=False))
-        stream = stack.enter_context(_compressed(plain, compression_of(archive)))
+        stream = stack.enter_context(_COMPRESSORS[compression_of(archive)](plain))
         # "|" never seeks, which a compressed stream cannot.
         tar = stack.enter_context(
             tarfile.open(
@@ -350,19 +351,22 @@ def _write(folder: _Folder, archive: str, file: int, mark: bytes, tell: Tell) ->
             tar.members.clear()  # type: ignore[attr-defined] # or all stay in memory
 
 
-def _compressed(file: IO[bytes], compression: Compression) -> IO[bytes]:
-    if compression is Compression.GZIP:
-        # Without the file's name, which is temporary.
-        return cast("IO[bytes]", gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
-    if compression is Compression.XZ:
-        return cast("IO[bytes]", lzma.LZMAFile(file, "wb"))
-    if compression is Compression.BZIP2:
-        return cast("IO[bytes]", bz2.BZ2File(file, "wb"))
-    if compression is Compression.ZSTD:
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        options: dict[int, int] = {zstd.CompressionParameter.nb_workers: threads}
-        return cast("IO[bytes]", zstd.ZstdFile(file, "wb", options=options))
-    return file
+def _zstd_file(file: IO[bytes]) -> zstd.ZstdFile:
+    """Compress on all processors that this process may use."""
+    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    options: dict[int, int] = {zstd.CompressionParameter.nb_workers: threads}
+    return zstd.ZstdFile(file, "wb", options=options)
+
+
+#: What compresses what is written to it, into the file.
+_COMPRESSORS: dict[Compression, Callable[[IO[bytes]], Any]] = {
+    Compression.NONE: nullcontext,
+    # Without the file's name, which is temporary.
+    Compression.GZIP: lambda file: gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0),
+    Compression.ZSTD: _zstd_file,
+    Compression.XZ: partial(lzma.LZMAFile, mode="wb"),
+    Compression.BZIP2: partial(bz2.BZ2File, mode="wb"),
+}
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""Explain why an archive or a compressed file cannot be read: what its user is told."""
+"""Why can an archive or a compressed file not be read: what is its user told?"""
 
 from __future__ import annotations
 

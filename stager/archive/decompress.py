@@ -1,4 +1,4 @@
-"""Decompress a file as its bytes come, in a thread of its own and in bounded memory."""
+"""How is a file decompressed as its bytes come, in a thread of its own and in bounded memory?"""
 
 from __future__ import annotations
 

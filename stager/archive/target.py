@@ -1,7 +1,4 @@
-"""Find the symbolic links of an archive that lead out of it. Pure.
-
-Fill a folder with the members of an archive, and refuse those that may not come into it.
-"""
+"""How is a folder filled with the members of an archive, and which of them are refused?"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decompress one file into a partial file, or refuse all of it.
-
-Unpack an archive into a folder, or refuse all of it.
+"""How is an archive unpacked into a folder, or one file decompressed: all of it or nothing?
 
 Nobody else can reach the folder yet, so everything is checked before anybody sees a file. No member
 is created through a link, and no link leads out.

@@ -1,11 +1,9 @@
-"""Read a zip's entry as unzip does: its path, permissions and time. Pure.
+"""How is a zip unpacked, by Python's zipfile, and its entries read as unzip reads them?
 
-Of these, Python's zipfile knows less: to it, a name that is not marked as UTF-8 is in code page
-437, a backslash is part of a name, and times are those of the DOS fields.
-
-Unpack a zip into a target, by Python's zipfile, once its table of contents is found short.
-
-The table stands at the end, so a zip is read only when all of it is on the disk.
+The table of contents stands at the end, so a zip is read only when all of it is on the disk, and
+only once the table was found short enough. Of an entry's path, permissions and time, zipfile knows
+less: to it, a name that is not marked as UTF-8 is in code page 437, a backslash is part of a name,
+and times are those of the DOS fields.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""List a folder: the only time that a stage looks at a source folder's entries.
+"""How is a folder listed: the only time that a stage looks at a source folder's entries?
 
 Each entry is statted once. Shared storage answers slowly, but answers many requests at once, so
-several threads ask. When the answers come from memory, a single thread is faster.
-
-Find the symbolic links of a folder that lead out of it: what is there is not in the copy.
+several threads ask. When the answers come from memory, a single thread is faster. Links that lead
+out of the folder are found in its listing: what is there is not in the copy.
 """
 
 from __future__ import annotations
