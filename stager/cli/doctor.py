@@ -17,7 +17,7 @@ from stager.cli.options import WHICH_NODES, json_option, real_node_options
 from stager.cli.scope import Scope, by_problem, read_answers
 from stager.cli.terminal import painted, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
-from stager.doctor.rules import examine
+from stager.doctor.site_rules import examine
 from stager.launch import job
 from stager.launch.job import find_srun, search_path
 from stager.launch.mpi import settle

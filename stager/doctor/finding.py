@@ -1,4 +1,4 @@
-"""Define a Finding: what `stagectl doctor` says about one subject; and what its rules look at."""
+"""What is a finding of `stagectl doctor`, and what do its rules look at?"""
 
 from __future__ import annotations
 
@@ -82,3 +82,9 @@ def seen_or_problem(subject: str, there: Place, text: str, remedy: str) -> Findi
         text = f"a user mounted a filesystem at {there.path}"
         remedy = "unmount it (umount -l)"
     return problem(subject, text, remedy)
+
+
+def closed_problem(subject: str, text: str, file: str, closed: str, follows: str = "") -> Finding:
+    """Return that users cannot reach a ``file``, as it or a folder above it is ``closed``."""
+    why, bit = ("", "r") if file == closed else (f", as {closed} is closed to them", "x")
+    return problem(subject, text + why + follows, f"chmod o+{bit} {closed}")

@@ -1,6 +1,7 @@
-"""Judge the facts of one node: what is well, what is not, and what to do. Pure.
+"""What is well on one node, what is not, and what is to be done? Pure.
 
-Each rule is a short function of `NODE_RULES` that yields findings.
+Each rule is a short function of `NODE_RULES` that yields findings. Only those `FOR_ALL` are for
+machines that run no jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from stager.base.interfaces import FAST, Kind, is_in, leading
 from stager.base.rules import amount_of
 from stager.base.text import bytes_text
-from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
+from stager.doctor.finding import closed_problem, note, ok, problem, seen_or_problem, unknown
 from stager.doctor.plugin_rules import plugins
 from stager.node.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
 
@@ -51,11 +52,8 @@ def sysctls(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         if value < 0:
             yield unknown("sysctl", f"{name} cannot be read")
         elif value == 0:
-            yield problem(
-                "sysctl",
-                f"{name} is 0",
-                f"write {name} = 1 into a file of /etc/sysctl.d, and run sysctl --system",
-            )
+            remedy = f"write {name} = 1 into a file of /etc/sysctl.d, and run sysctl --system"
+            yield problem("sysctl", f"{name} is 0", remedy)
         else:
             yield ok("sysctl", f"{name} is {value}")
 
@@ -65,15 +63,15 @@ def _lets_replace(mode: int) -> bool:
     return bool(mode & _OPEN and not mode & stat.S_ISVTX)
 
 
+def no_jobs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """A machine that runs no jobs is judged by few rules."""
+    if not node.computes:
+        text = "this is no compute node, so its disks, network and MPI were not checked"
+        yield note("roots", text, "use -w NODE, or run this in a job or on a compute node")
+
+
 def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Staging roots exist, users can write there, and they are sticky where several users write."""
-    if not node.computes:
-        yield note(
-            "roots",
-            "this is no compute node, so its disks, network and MPI were not checked",
-            "use -w NODE, or run this in a job or on a compute node",
-        )
-        return
     private, hints = examined.policy.private_roots, examined.policy.hints
     for root in node.roots:
         if root.owner == ABSENT and root.path in hints:
@@ -109,7 +107,7 @@ def _absence(path: str, roots: Sequence[Place]) -> str:
 def open_folders(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Nobody but root and the owner of a copy can replace it, by a folder beneath a root."""
     named = {folder.path for folder in node.destinations}
-    for folder in node.open_folders if node.computes else ():
+    for folder in node.open_folders:
         path = folder.path
         if path in named:
             continue  # `destinations` tells it
@@ -123,7 +121,7 @@ def open_folders(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 
 def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The folders in which users may stage belong to root: else only their owner can."""
-    for folder in node.destinations if node.computes else ():
+    for folder in node.destinations:
         path = folder.path
         if folder.owner < 0:
             remedy = f"see that its disk is mounted; then mkdir -p -m 1777 {path}"
@@ -151,7 +149,7 @@ def destinations(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Copies can be written to the node's own disks."""
     cache = examined.policy.cache
-    for disk in node.disks if node.computes else ():
+    for disk in node.disks:
         kept = amount_of(cache.keep_free, disk.size)
         wanted = kept + amount_of(cache.headroom, disk.size)
         if 0 < disk.size <= kept:
@@ -163,18 +161,12 @@ def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             text += f"only {bytes_text(disk.size)}, so after a job all copies there may go"
             yield problem("disk", text, "lower headroom in stage.toml")
         if is_shared(disk):
-            yield problem(
-                "disk",
-                f"{disk.path} is on {disk.kind}, which nodes share: each would write its own copy "
-                "there",
-                "name a folder on the node's own disk in stage.toml (roots)",
-            )
+            text = f"{disk.path} is on {disk.kind}, which nodes share: each would write its own "
+            remedy = "name a folder on the node's own disk in stage.toml (roots)"
+            yield problem("disk", f"{text}copy there", remedy)
         elif disk.fault:
-            yield problem(
-                "disk",
-                f"{disk.path}: no file can be made there ({disk.fault})",
-                "see to the disk, its mount and the folder's mode",
-            )
+            text = f"{disk.path}: no file can be made there ({disk.fault})"
+            yield problem("disk", text, "see to the disk, its mount and the folder's mode")
         else:
             yield from _worth_a_note(disk)
 
@@ -230,7 +222,7 @@ def records(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """The records of all users are in a folder of root's."""
     private = examined.policy.private_roots
     for root, folder in zip(node.roots, node.records, strict=False):
-        if not node.computes or root.owner < 0 or root.path in private:
+        if root.owner < 0 or root.path in private:
             continue
         if folder.owner == MOUNTED:
             text = f"a filesystem is mounted at {folder.path}"
@@ -261,17 +253,13 @@ def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Only root and the site's account can write where files for all users are."""
     policy = examined.policy
     owner = policy.shared.owner
-    for root in node.shared_roots if node.computes else ():
+    for root in node.shared_roots:
         if root.owner < 0:
-            yield seen_or_problem(
-                "shared", root, f"{root.path} is not there", f"make it for {owner}"
-            )
+            text = f"{root.path} is not there"
+            yield seen_or_problem("shared", root, text, f"make it for {owner}")
         elif root.owner not in (0, policy.shared_owner) or root.mode & _OPEN:
-            yield problem(
-                "shared",
-                f"{root.path}: others than root and {owner} can write there",
-                f"chown {owner} {root.path}; chmod 755 {root.path}",
-            )
+            text = f"{root.path}: others than root and {owner} can write there"
+            yield problem("shared", text, f"chown {owner} {root.path}; chmod 755 {root.path}")
         elif root.owner != policy.shared_owner:
             text = f"{root.path} belongs to root, so {owner} cannot stage there"
             yield problem("shared", text, f"chown {owner} {root.path}")
@@ -281,8 +269,7 @@ def shared_roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 
 def metrics(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Root, and nobody else, can write where the file for node_exporter is to be."""
-    folder = node.metrics if node.computes else None
-    if folder is None:
+    if (folder := node.metrics) is None:
         return
     if folder.owner < 0:
         text = f"metrics.textfile: folder {folder.path} is missing"
@@ -322,17 +309,12 @@ def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 
 def run_folder(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """The plugin's folders in /run are root's, and slurmd was started with the plugin."""
-    if not node.computes:
-        return
     if node.run.owner > 0 or (node.run.owner == 0 and node.run.mode & _OPEN):
         yield problem("run", f"{node.run.path}: others than root can write there", "remove it")
     elif node.jobs.owner == ABSENT:
-        yield problem(
-            "run",
-            f"{node.jobs.path} is not there, so nothing is evicted and jobs are not cleaned up "
-            "after",
-            "restart slurmd (without the plugin: set Prolog and Epilog)",
-        )
+        text = f"{node.jobs.path} is not there, so nothing is evicted and jobs are not cleaned up"
+        remedy = "restart slurmd (without the plugin: set Prolog and Epilog)"
+        yield problem("run", f"{text} after", remedy)
     elif node.plugin_ended:
         text = "slurmd was started without the plugin, so jobs are not cleaned up after"
         yield problem("run", text, "restart slurmd")
@@ -349,10 +331,8 @@ def connections(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         text = f"{node.peers.path} is not there, by which ranks know each other"
         yield problem("connections", text, "install by a package or by packaging/install")
     elif node.peers_closed:
-        file, closed = node.peers.path, node.peers_closed
-        why = "" if file == closed else f", as {closed} is closed to them"
-        text = f"users cannot load {file}, by which ranks know each other{why}"
-        yield problem("connections", text, f"chmod o+{'r' if file == closed else 'x'} {closed}")
+        text = f"users cannot load {node.peers.path}, by which ranks know each other"
+        yield closed_problem("connections", text, node.peers.path, node.peers_closed)
     else:
         yield ok("connections", "ranks accept connections from ranks of their stage alone")
 
@@ -369,17 +349,15 @@ def fuse(node: NodeFacts, _: Examined) -> Iterator[Finding]:
 
 def library(node: NodeFacts, _: Examined) -> Iterator[Finding]:
     """Ranks can load an MPI library."""
-    if node.computes and not node.library:
-        yield problem(
-            "mpi",
-            f"ranks cannot load an MPI library ({node.library_fault})",
-            "install Open MPI or MPICH, and this package again if mpi4py is missing",
-        )
+    if not node.library:
+        text = f"ranks cannot load an MPI library ({node.library_fault})"
+        remedy = "install Open MPI or MPICH, and this package again if mpi4py is missing"
+        yield problem("mpi", text, remedy)
 
 
 def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Ranks use the fastest interface, and MPI over TCP no other."""
-    if not node.computes or not node.links:
+    if not node.links:
         return
     where, named = examined.policy.launch.interfaces
     wanted = list(filter(None, named.split(",")))
@@ -389,11 +367,8 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         named_at.setdefault(watched, "interface in [launch]")
     for one, setting in named_at.items():
         if not any(fits(link, one) for link in node.links):
-            yield problem(
-                "network",
-                f"there is no interface {one} that is up, which {setting} names",
-                "correct it, or see to the interface",
-            )
+            text = f"there is no interface {one} that is up, which {setting} names"
+            yield problem("network", text, "correct it, or see to the interface")
     usable = [link for link in node.links if link.is_usable] if wanted else _leading(node)
     used = [link for link in usable if any(fits(link, one) for one in wanted)]
     fastest = max(usable, key=_worth, default=None)
@@ -403,18 +378,13 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     best = max(used, key=_worth) if used else fastest
     slower = [link.text for link in used or usable if _worth(link)[:2] < _worth(fastest)[:2]]
     if best is not fastest and slower:
-        yield note(
-            "network",
-            f"{fastest.text} is faster than {best.text}, which {where} names{devices}",
-            f'if MPI should use it, set interface = "{fastest.name}" in [launch]',
-        )
+        text = f"{fastest.text} is faster than {best.text}, which {where} names{devices}"
+        remedy = f'if MPI should use it, set interface = "{fastest.name}" in [launch]'
+        yield note("network", text, remedy)
     elif slower:
-        yield note(
-            "network",
-            f"MPI over TCP sends also by {' and '.join(slower)}, and not only by "
-            f"{fastest.text}{devices}",
-            f'set interface = "{fastest.name}" in [launch], unless MPI does without TCP here',
-        )
+        text = f"MPI over TCP sends also by {' and '.join(slower)}, and not only by {fastest.text}"
+        remedy = f'set interface = "{fastest.name}" in [launch], unless MPI does without TCP here'
+        yield note("network", text + devices, remedy)
     else:
         yield ok("network", f"ranks use {best.text}{devices}")
 
@@ -422,7 +392,7 @@ def network(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
 def astray(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """MPI over TCP is kept from interfaces that may lead nowhere, where the site names none."""
     environment = examined.policy.launch.environment
-    if not node.computes or examined.policy.launch.interfaces[1] or _EXCLUDED in environment:
+    if examined.policy.launch.interfaces[1] or _EXCLUDED in environment:
         return
     led = _leading(node)
     others = [one for one in node.links if not one.is_near and one not in led]
@@ -445,7 +415,7 @@ def _leading(node: NodeFacts) -> list[Link]:
 def excluded(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """What the site keeps from MPI over TCP is the loopback interface, and not all others."""
     unwanted = examined.policy.launch.environment.get(_EXCLUDED, "").split(",")
-    if not any(unwanted) or not node.computes:
+    if not any(unwanted):
         return
     where = f"{_EXCLUDED} in [launch] environment"
     remedy = "remove it, and set interface in [launch]"
@@ -476,7 +446,9 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
     return link.kind in FAST, link.speed, link.named
 
 
+#: The rules, in the order in which they are told, and those of them that are for all machines.
 NODE_RULES = (
-    sysctls, roots, open_folders, destinations, disks, records, shared_roots, metrics,
+    sysctls, no_jobs, roots, open_folders, destinations, disks, records, shared_roots, metrics,
     trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray, excluded,
 )  # fmt: skip
+FOR_ALL = frozenset({sysctls, no_jobs, trusted, prefix, plugins, connections, fuse})

@@ -1,4 +1,4 @@
-"""Judge the plugin's lines in plugstack.conf on one node, and the scripts of a site without it.
+"""What of the plugin's lines in plugstack.conf is wrong on one node, or of the scripts without it?
 
 Pure; see `node_rules`.
 """
@@ -9,14 +9,14 @@ import difflib
 import stat
 from typing import TYPE_CHECKING
 
-from stager.doctor.finding import note, ok, problem, seen_or_problem, unknown
+from stager.doctor.finding import closed_problem, note, ok, problem, seen_or_problem, unknown
 from stager.node.facts import ABSENT, PLUGIN, is_mistyped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.doctor.finding import Examined, Finding
-    from stager.node.facts import NodeFacts, PluginLine
+    from stager.node.facts import AbsentPlugin, NodeFacts, PluginLine
 
 _INSTALL = "install plugin and package together (packaging/install)"
 #: Part of the name of each file that our plugin takes for pyxis (prolog/spank/order.c).
@@ -32,9 +32,8 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         yield unknown("plugin", "Slurm does not say where plugstack.conf is")
         return
     for file, closed in node.closed.items():
-        why = "" if file == closed else f", as {closed} is closed to them"
-        text = f"users cannot read {file}{why}: Slurm's commands fail for them, or know no --stage"
-        yield problem("plugin", text, f"chmod o+{'r' if file == closed else 'x'} {closed}")
+        follows = ": Slurm's commands fail for them, or know no --stage"
+        yield closed_problem("plugin", f"users cannot read {file}", file, closed, follows)
     if not node.plugins and node.scripts:
         yield from _scripts(node, examined)
     elif len(node.plugins) > 1:
@@ -52,12 +51,8 @@ def plugins(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
         text = f"Slurm ignores this line of {ignored}"
         yield problem("plugin", text, "begin it with required or optional")
     for absent in node.absent_plugins:
-        yield problem(
-            "plugin",
-            f"{absent.plugin} in {absent.file} is not there, so "
-            f"{_follows(required=absent.required)}",
-            "correct the path, or install the plugin there",
-        )
+        text = f"{absent.plugin} in {absent.file} is not there, so {_follows(absent)}"
+        yield problem("plugin", text, "correct the path, or install the plugin there")
     for line in node.plugins:
         yield from _plugin(line, node, examined)
 
@@ -68,9 +63,9 @@ def _is_named_otherwise(node: NodeFacts, path: str) -> bool:
     return mistyped or path in node.closed
 
 
-def _follows(*, required: bool) -> str:
-    """Return what Slurm does on a machine where it cannot load a plugin."""
-    if required:
+def _follows(line: AbsentPlugin | PluginLine) -> str:
+    """Return what Slurm does on a machine where it cannot load the plugin."""
+    if line.required:
         return "srun, sbatch and salloc fail for everybody, slurmd does not start, and nodes drain"
     return "--stage is an unknown option, and jobs start without their files"
 
@@ -98,22 +93,15 @@ def _plugin(line: PluginLine, node: NodeFacts, examined: Examined) -> Iterator[F
         text = f"python={line.python} in {line.file} is not of {node.prefix}"
         yield problem("plugin", text, _INSTALL)
     elif line.slurm and slurm and not slurm.startswith(f"{line.slurm}."):
-        yield problem(
-            "plugin",
-            f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}, so "
-            f"{_follows(required=line.required)}",
-            "build it with this Slurm's headers (packaging/install)",
-        )
+        text = f"{line.plugin} is built for Slurm {line.slurm}, and this is {slurm}, so "
+        remedy = "build it with this Slurm's headers (packaging/install)"
+        yield problem("plugin", text + _follows(line), remedy)
     else:
         yield ok("plugin", f"{line.plugin} has version {version}, as this package")
     yield from _arguments(line, node)
     for before in (plugin for plugin in line.after if _PYXIS in plugin):
-        yield problem(
-            "plugin",
-            f"{before} is before spank_stage.so in {line.file}, so containers are started "
-            "before their images are staged",
-            "list spank_stage.so first",
-        )
+        text = f"{before} is before spank_stage.so in {line.file}, so containers are started before"
+        yield problem("plugin", f"{text} their images are staged", "list spank_stage.so first")
 
 
 def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
@@ -138,11 +126,8 @@ def _arguments(line: PluginLine, node: NodeFacts) -> Iterator[Finding]:
             remedy = "put it there, or correct the line"
             yield seen_or_problem("plugin", one.place, f"{name} is not there", remedy)
         elif one.key == "config" and one.digest and node.digest not in ("", one.digest):
-            yield problem(
-                "plugin",
-                f"{name} is not the stage.toml that stagectl reads ({node.config})",
-                f"make {node.config} a link to it",
-            )
+            text = f"{name} is not the stage.toml that stagectl reads ({node.config})"
+            yield problem("plugin", text, f"make {node.config} a link to it")
 
 
 def _script_folder(node: NodeFacts) -> str:
@@ -160,11 +145,8 @@ def _scripts(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     ):  # fmt: skip
         if config.get(key, config.get(f"{key}[0]", "(null)")) in ("(null)", ""):
             bad += 1
-            yield problem(
-                "scripts",
-                f"{key} is not set, which a site without the plugin needs",
-                f"{key}={_script_folder(node)}/{name} in slurm.conf",
-            )
+            text = f"{key} is not set, which a site without the plugin needs"
+            yield problem("scripts", text, f"{key}={_script_folder(node)}/{name} in slurm.conf")
     for script in node.scripts:
         remedy = "put the script there, or correct slurm.conf"
         if script.owner == ABSENT and not node.computes:

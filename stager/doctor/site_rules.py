@@ -1,6 +1,6 @@
-"""Judge the facts of the whole site: what is well, what is not, and what to do. Pure.
+"""What is well at the whole site and its nodes, what is not, and what is to be done? Pure.
 
-Each rule is a short function of `SITE_RULES` that yields findings, each with the nodes that it is
+Each rule is a short function of `_SITE_RULES` that yields findings, each with the nodes that it is
 about, or none.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from stager.doctor.finding import note, ok, problem, unknown
-from stager.doctor.node_rules import is_good, room_text
+from stager.doctor.node_rules import FOR_ALL, NODE_RULES, is_good, room_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -247,7 +247,19 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         yield ok("shared", f"{shared.owner} (uid {uid}) stages for all users"), []
 
 
-SITE_RULES = (
+_SITE_RULES = (
     same_everywhere, rooms, clocks, account, exclusive, ports, mpi, mpi_library, hello,
     private_folders, of_jobs, clean_up,
 )  # fmt: skip
+
+
+def examine(examined: Examined) -> dict[Finding, list[str]]:
+    """Return all findings, each with the nodes that it is about; none for one about the site."""
+    found: dict[Finding, list[str]] = {}
+    for rule in NODE_RULES:
+        for name, node in examined.nodes.items():
+            for finding in rule(node, examined) if node.computes or rule in FOR_ALL else ():
+                found.setdefault(finding, []).append(name)
+    for of_site in _SITE_RULES:
+        found.update(of_site(examined))
+    return found

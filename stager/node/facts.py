@@ -1,4 +1,4 @@
-"""Gather what `doctor.rules` judges: the facts of this node, and those of the whole site.
+"""Gather what `doctor.site_rules` judges: the facts of this node, and those of the whole site.
 
 Nothing is changed, and a fact that cannot be seen is told as such. A `NodeFacts` travels to the
 user's node as JSON.

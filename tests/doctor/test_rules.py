@@ -9,7 +9,7 @@ import pytest
 
 from stager.base.interfaces import Kind
 from stager.doctor.finding import Examined, Finding, Verdict
-from stager.doctor.rules import examine
+from stager.doctor.site_rules import examine
 from stager.node.facts import (
     ABSENT,
     SYSCTLS,
