@@ -1,4 +1,4 @@
-"""Deliver items: take the steps of their Cargos on all ranks together.
+"""Deliver items: take the steps of their transfers on all ranks together.
 
 Open, broadcast, compare digests, seal, verify, announce, publish. Nothing gets its final name
 before every receiver has every byte on its disk.
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import resource
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import compress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stager.base.codec import NUMBER, REAL, TEXT, list_of, optional, record_of
+from stager.base.codec import NOTHING, NUMBER, REAL, TEXT, list_of, optional, record_of
 from stager.base.digest import Digest, KeyedDigest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import Pace, total
 from stager.base.telemetry import Phase, about
 from stager.rank.agree import FAILURE, RefusedError, StaleError, together
-from stager.rank.cargo import OPENED, PUBLISHED
+from stager.rank.file_transfer import OPENED, PUBLISHED, Transfer
 from stager.rank.plan import joint_digest
 from stager.rank.report import Delivered
 from stager.wire.transfer import Transferred, broadcast
@@ -35,11 +33,9 @@ if TYPE_CHECKING:
     from stager.base.outcome import Counts
     from stager.base.telemetry import Stopwatch
     from stager.rank.agree import Context
-    from stager.rank.cargo import Cargo, Published
-    from stager.rank.plan import TransferPlan
-    from stager.rank.task import Task
+    from stager.rank.file_transfer import Opened, Published
+    from stager.rank.plan import Task, TransferPlan
     from stager.wire.layout import Layout
-    from stager.wire.ring import Digester
 
 T = TypeVar("T")
 
@@ -84,7 +80,7 @@ _VERDICT = record_of(
 
 def deliver(
     context: Context,
-    cargos: Sequence[Cargo],
+    transfers: Sequence[Transfer],
     watch: Stopwatch,
     on_progress: Sequence[Callable[[int, int, int], None]],
 ) -> list[Delivered]:
@@ -98,146 +94,140 @@ def deliver(
     """
     watch.enter(Phase.OPEN)
     with ExitStack() as stack:
-        for cargo in cargos:
-            stack.enter_context(closing(cargo))
-        layouts = _open(context, cargos)
+        for one in transfers:
+            stack.push(one.sink.stack)
+            stack.push(one.sender.stack)
+        opened = _each(context, transfers, Transfer.open, OPENED)
+        for one, of_item in zip(transfers, opened, strict=True):
+            _refuse_stale(one, of_item)
+        for one, of_item in zip(transfers, opened, strict=True):
+            one.lay_out(of_item)
+        _each(context, transfers, Transfer.start)
         watch.enter(Phase.BROADCAST)
-        results = [
-            _broadcast(context, cargo, layout, tell)
-            for cargo, layout, tell in zip(cargos, layouts, on_progress, strict=True)
-        ]
-        delivered = _judge_together(context, cargos, results, watch)
-        for cargo in cargos:
-            if cargo.file_digests is not None:
-                first = cargo.task.plan.senders[0]
-                sent = context.channel.bcast_bytes(bytes(cargo.file_digests), first)
-                memoryview(cargo.file_digests)[:] = sent
-        each = [(cargo, one.digest) for cargo, one in zip(cargos, delivered, strict=True)]
-        sealing = _answers(context, cargos, [partial(_timed, cargo.seal) for cargo in cargos], REAL)
-        read_back = [one.task.item.options.verify is Verify.READBACK for one in cargos]
-        if any(read_back):
+        for one, tell in zip(transfers, on_progress, strict=True):
+            one.result = _broadcast(context, one, tell)
+        delivered = _judge_together(context, transfers, watch)
+        for one, found in zip(transfers, delivered, strict=True):
+            one.digest = found.digest
+            if one.folder and not one.task.plan.is_sharded:
+                digests, first = one.folder.digests.digests, one.task.plan.senders[0]
+                memoryview(digests)[:] = context.channel.bcast_bytes(bytes(digests), first)
+        sealing = _each(context, transfers, _timed_seal, REAL)
+        read_back = [one for one in transfers if one.task.item.options.verify is Verify.READBACK]
+        if read_back:
             watch.enter(Phase.VERIFY)
-            chosen = list(compress(each, read_back))
-            verifying = [partial(cargo.verify, digest) for cargo, digest in chosen]
-            _all(context, [cargo for cargo, _ in chosen], verifying)
+            _each(context, read_back, lambda one: one.sink.verify(one.digest))
         watch.enter(Phase.PUBLISH)
-        _all(context, cargos, [partial(_announce, cargo, digest) for cargo, digest in each])
-        publishing = [partial(cargo.publish, digest) for cargo, digest in each]
-        published = _answers(context, cargos, publishing, PUBLISHED)
-        return list(map(_completed, cargos, delivered, sealing, published))
+        _each(context, transfers, _announce)
+        published = _each(context, transfers, lambda one: one.sink.publish(one.digest), PUBLISHED)
+        return list(map(_completed, transfers, delivered, sealing, published))
 
 
-def _announce(cargo: Cargo, digest: str) -> None:
+def _announce(one: Transfer) -> None:
     """Take the last step before the new copy is published. Raise BusyError if it must not be."""
-    cargo.task.check_unused()
-    cargo.announce(digest)
+    one.task.check_unused()
+    one.sink.announce(one.digest)
 
 
-def _all(context: Context, cargos: Sequence[Cargo], steps: Sequence[Callable[[], None]]) -> None:
-    """Take one step for each item on all ranks together. Collective."""
+@overload
+def _each(
+    context: Context, transfers: Sequence[Transfer], step: Callable[[Transfer], None]
+) -> list[list[None]]: ...
+@overload
+def _each(
+    context: Context,
+    transfers: Sequence[Transfer],
+    step: Callable[[Transfer], T],
+    answer: Codec[T],
+) -> list[list[T]]: ...
+def _each(
+    context: Context,
+    transfers: Sequence[Transfer],
+    step: Callable[[Transfer], Any],
+    answer: Codec[Any] = NOTHING,
+) -> list[list[Any]]:
+    """Take one step for each item on all ranks together. Collective.
 
-    def take() -> None:
-        for cargo, step in zip(cargos, steps, strict=True):
-            about(cargo.task.item.destination)
-            step()
+    Return of each item the answers of all ranks, in rank order.
+    """
 
-    together(context, take)
-
-
-def _answers(
-    context: Context, cargos: Sequence[Cargo], steps: Sequence[Callable[[], T]], answer: Codec[T]
-) -> list[list[T]]:
-    """Do the same; return of each item the answers of all ranks, in rank order. Collective."""
-
-    def take() -> list[T]:
-        found: list[T] = []
-        for cargo, step in zip(cargos, steps, strict=True):
-            about(cargo.task.item.destination)
-            found.append(step())
+    def take() -> list[Any]:
+        found = []
+        for one in transfers:
+            about(one.task.item.destination)
+            found.append(step(one))
         return found
 
-    return [
-        list(of_item) for of_item in zip(*together(context, take, list_of(answer)), strict=True)
-    ]
+    answers = together(context, take, list_of(answer))
+    return [list(of_item) for of_item in zip(*answers, strict=True)]
 
 
 def _completed(
-    cargo: Cargo, delivered: Delivered, sealing: Sequence[float], published: Sequence[Published]
+    one: Transfer, delivered: Delivered, sealing: Sequence[float], published: Sequence[Published]
 ) -> Delivered:
     """Return what is told of an item, with how it was sealed and published on each rank."""
-    plan = cargo.task.plan
+    plan = one.task.plan
     first = published[plan.receivers[0]]
-    joint = joint_digest(one.digest for one in published) if plan.apart else first.digest
+    joint = joint_digest(each.digest for each in published) if plan.is_sharded else first.digest
     return replace(
         delivered,
         digest=joint,
-        tree=_counts(plan, [one.tree for one in published if one.tree]),
+        tree=_counts(plan, [each.tree for each in published if each.tree]),
         note=first.note,
-        paces=tuple(map(_with_seal, delivered.paces, sealing)),
+        # A disk may take at the end of writing what it only seemed to have written.
+        paces=tuple(
+            pace + Pace(pace.node, 0, seconds, seconds)
+            for pace, seconds in zip(delivered.paces, sealing, strict=True)
+        ),
     )
 
 
-def _timed(step: Callable[[], None]) -> float:
-    """Take a step; return the seconds that it took."""
+def _timed_seal(one: Transfer) -> float:
+    """Seal the new copy; return the seconds that it took."""
     begun = time.monotonic()
-    step()
+    one.sink.seal()
     return time.monotonic() - begun
-
-
-def _with_seal(pace: Pace, seconds: float) -> Pace:
-    """Count the end of writing too: a disk may take there what it only seemed to have written."""
-    return pace + Pace(pace.node, 0, seconds, seconds)
 
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
     """Return the counts of a folder from those of each receiver."""
-    if plan.apart:
+    if plan.is_sharded:
         return total(trees)
     # Only ``deleted`` differs: some nodes had another old version, or none.
     return max(trees, key=lambda one: one.deleted) if trees else None
 
 
-def _open(context: Context, cargos: Sequence[Cargo]) -> list[Layout]:
-    """Open and allocate on all ranks; return what is sent of each item. Collective."""
-    opened = _answers(context, cargos, [cargo.open for cargo in cargos], OPENED)
-    for cargo, of_item in zip(cargos, opened, strict=True):
-        for one in of_item:
-            if one.stale:
-                raise StaleError(one.stale, damaged=not cargo.task.plan.from_source)
-    layouts = [cargo.layout(of_item) for cargo, of_item in zip(cargos, opened, strict=True)]
-    pairs = zip(cargos, layouts, strict=True)
-    _all(context, cargos, [partial(cargo.allocate, layout) for cargo, layout in pairs])
-    return layouts
+def _refuse_stale(one: Transfer, answers: Sequence[Opened | _Verdict]) -> None:
+    """Raise StaleError if a source or a sender's copy is not what was surveyed."""
+    for answer in answers:
+        if answer.stale:
+            raise StaleError(answer.stale, damaged=not one.task.plan.from_source)
 
 
 def _broadcast(
-    context: Context, cargo: Cargo, layout: Layout, on_progress: Callable[[int, int, int], None]
+    context: Context, one: Transfer, on_progress: Callable[[int, int, int], None]
 ) -> Transferred:
     """Move the bytes among the plan's members; other ranks return at once. Collective."""
-    task, plan = cargo.task, cargo.task.plan
+    task, plan, layout, reader = one.task, one.task.plan, one.layout, one.sender.reader
     keyed = KeyedDigest(context.channel.fresh_key())
     with _members(context.comm, plan) as group:
         if not group:
             return Transferred("", "", None, 0.0, 0.0, 0.0)
         # Where each rank reads its own part, only the first one's progress is reported.
-        reports = task.rank == plan.senders[0] and layout.data > 0
+        is_first = task.rank == plan.senders[0]
 
         def tell(sent: int) -> None:
-            if reports:
-                read = cargo.reader.bytes_read if cargo.reader else 0
-                on_progress(_so_far(sent, read, layout), layout.data, cargo.files)
+            if is_first and layout.data:
+                read = reader.bytes_read if reader else 0
+                on_progress(_so_far(sent, read, layout), layout.data, one.files)
 
+        # One rank has to compute the digest: that the others have the same bytes is known by the
+        # keyed digests.
+        digest = one.digester or Digest() if is_first or plan.is_sharded else None
         return broadcast(
-            group,
-            layout,
-            plan.readers,
-            task.settings,
-            reader=cargo.reader,
-            writer=cargo.writer,
-            progress=tell,
-            digest=_digester(cargo),
-            keyed=keyed,
-        )
+            group, layout, plan.readers, task.settings, reader=reader, writer=one.sink.writer,
+            progress=tell, digest=digest, keyed=keyed,
+        )  # fmt: skip
 
 
 def _so_far(sent: int, read: int, layout: Layout) -> int:
@@ -248,21 +238,10 @@ def _so_far(sent: int, read: int, layout: Layout) -> int:
     return max(sent, min(read, sent + layout.chunk - 1, layout.data - 1))
 
 
-def _digester(cargo: Cargo) -> Digester | None:
-    """Return what computes the digest of the data on this rank, None if none does.
-
-    One rank has to: that the others have the same bytes is known by the keyed digests.
-    """
-    task = cargo.task
-    if task.rank == task.plan.senders[0] or task.plan.apart:
-        return cargo.digester or Digest()
-    return None
-
-
 @contextmanager
 def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm | None]:
     """Yield a communicator of the ranks that move bytes, the senders first; None on other ranks."""
-    members = (comm.rank,) if plan.apart else plan.members
+    members = (comm.rank,) if plan.is_sharded else plan.members
     if members == tuple(range(comm.size)):
         yield comm
     elif comm.rank not in members:
@@ -278,26 +257,23 @@ def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm 
 
 
 def _judge_together(
-    context: Context, cargos: Sequence[Cargo], results: Sequence[Transferred], watch: Stopwatch
+    context: Context, transfers: Sequence[Transfer], watch: Stopwatch
 ) -> list[Delivered]:
     """Find out whether all members have the bytes that were to be sent. Collective.
 
     Raise StaleError if a source or a sender's copy is not what was surveyed, else RefusedError if
     a transfer failed: of a source that changed, a receiver may get what it cannot unpack.
     """
-    judging = [partial(_judge, *one) for one in zip(cargos, results, strict=True)]
-    verdicts = _answers(context, cargos, judging, _VERDICT)
+    verdicts = _each(context, transfers, _judge, _VERDICT)
     reading = sum(max(one.reading for one in of_item) for of_item in verdicts)
     writing = sum(max(one.writing for one in of_item) for of_item in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
-    every = list(zip(cargos, verdicts, strict=True))
-    for cargo, of_item in every:
-        for verdict in of_item:
-            if verdict.stale:
-                raise StaleError(verdict.stale, damaged=not cargo.task.plan.from_source)
+    every = list(zip(transfers, verdicts, strict=True))
+    for one, of_item in every:
+        _refuse_stale(one, of_item)
     if failures := [one.failure for of_item in verdicts for one in of_item if one.failure]:
         raise RefusedError(failures)
-    return [_delivered(cargo.task, of_item) for cargo, of_item in every]
+    return [_delivered(one.task, of_item) for one, of_item in every]
 
 
 def _delivered(task: Task, verdicts: Sequence[_Verdict]) -> Delivered:
@@ -316,21 +292,21 @@ def _delivered(task: Task, verdicts: Sequence[_Verdict]) -> Delivered:
     )
 
 
-def _judge(cargo: Cargo, result: Transferred) -> _Verdict:
+def _judge(one: Transfer) -> _Verdict:
     """Return this rank's verdict."""
-    node = cargo.task.node.name
+    node, reader, result = one.task.node.name, one.sender.reader, one.result
     return _Verdict(
         node=node,
         digest=result.digest,
         keyed_digest=result.keyed_digest,
-        stale=cargo.staleness(result),
+        stale=one.sender.staleness(result),
         failure=Failure.of(result.error, node) if result.error else None,
         reading=result.reading,
         writing=result.writing,
         written=result.written,
         write_seconds=result.write_seconds,
-        bytes_read=cargo.reader.bytes_read if cargo.reader else 0,
-        retries=cargo.reader.retries if cargo.reader else 0,
+        bytes_read=reader.bytes_read if reader else 0,
+        retries=reader.retries if reader else 0,
         # getrusage(2) counts in KiB.
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
@@ -342,7 +318,7 @@ def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
     That is found by the keyed digests: others than the ranks can make two texts of equal xxh3-128.
     """
     first = verdicts[task.plan.senders[0]]
-    if task.plan.apart:  # each rank has other bytes
+    if task.plan.is_sharded:  # each rank has other bytes
         return first.digest
     members = [verdicts[rank] for rank in task.plan.members]
     wrong = [one.node for one in members if one.keyed_digest != first.keyed_digest]

@@ -1,23 +1,33 @@
 """Plan one item's transfer from the surveys of all nodes: who receives, who reads, who sends.
 
-Pure: every rank makes the same plan from the same surveys.
+That is pure: every rank makes the same plan from the same surveys. A `Task` is the planned item as
+one rank sees it, which writes its record.
 """
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.errors import BusyError, Failure, IntegrityError, StageError
 from stager.base.options import Mode
+from stager.store.record import VERSION, Record, TreeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from stager.request.items import StageItem
+    from stager.fs.files import CopyFacts
+    from stager.rank.agree import Node
+    from stager.request.items import Space, StageItem
     from stager.source.endpoints import RemoteSettings
     from stager.source.facts import Source
+    from stager.store.cache import Cache
+    from stager.store.tree_validity import Standing
     from stager.store.validity import Survey
     from stager.wire.layout import Settings
 
@@ -51,7 +61,7 @@ class TransferPlan:
     #: How many of the senders read at first, and how many where these are too slow.
     readers: tuple[int, ...] = (1,)
     #: Whether each receiver reads its own part from the source, and nothing is broadcast.
-    apart: bool = False
+    is_sharded: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -151,9 +161,148 @@ def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
     if complete and split.partition(":")[0] == str(len(surveys)):
         digest = joint_digest(survey.digest for survey in surveys)
         return TransferPlan(size, (), ranks, ranks[:1], False, digest)
-    return TransferPlan(size, ranks, (), ranks, True, "", apart=True)
+    return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True)
 
 
 def joint_digest(digests: Iterable[str]) -> str:
     """Return one xxh3-128, in hexadecimal, for parts with these ``digests``."""
     return xxhash.xxh3_128_hexdigest("".join(digests).encode())
+
+
+class Form(Enum):
+    """What an item is at its source, and what a node makes of it.
+
+    Only a file takes as much room on all nodes.
+    """
+
+    FILE = 0
+    FOLDER = 1
+    IMAGE = 2
+    #: An archive that becomes a folder, and a file that becomes another one. Of a folder in which
+    #: some files are decompressed, that is known file by file.
+    UNPACKED = 3
+    DECOMPRESSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One planned item. All ranks have equal tasks, except for ``cache``, ``node``, ``rank``,
+    ``since`` and ``standing``.
+
+    ``item.destination`` is the final path: a file's name is appended where the user named a folder.
+    ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
+    is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
+    ``standing`` is how the copy of a folder was then, None if there was none.
+    """
+
+    item: StageItem
+    source: Source
+    plan: TransferPlan
+    settings: Settings
+    remote: RemoteSettings
+    space: Space
+    job: int
+    cache: Cache
+    node: Node
+    rank: int
+    since: int
+    standing: Standing | None = None
+
+    @property
+    def path(self) -> str:
+        """Where the copy is on this node's disk."""
+        return self.node.path(self.item.destination)
+
+    @property
+    def form(self) -> Form:
+        """What the item is, and becomes."""
+        options = self.item.options
+        if options.extract:
+            return Form.UNPACKED
+        if self.source.is_tree:
+            return Form.FOLDER
+        if self.item.scheme.is_made:
+            return Form.IMAGE
+        return Form.DECOMPRESSED if options.decompress else Form.FILE
+
+    @property
+    def receives(self) -> bool:
+        """Whether this rank gets a new copy."""
+        return self.rank in self.plan.receivers
+
+    @property
+    def sends(self) -> bool:
+        """Whether this rank reads what is sent."""
+        return self.rank in self.plan.senders
+
+    def record(self, copy: CopyFacts, digest: str, tree: TreeFacts | None = None) -> Record:
+        """Return the record of a new copy. A pin of the old one is kept."""
+        now = int(time.time())
+        before = self.cache.load(self.item.destination)
+        return Record(
+            version=VERSION,
+            source=self.item.source,
+            destination=self.item.destination,
+            source_facts=self.source.facts,
+            copy_facts=copy,
+            digest=digest,
+            staged_at=now,
+            used_at=now,
+            used_by_job=self.job,
+            lifetime=self.item.options.lifetime,
+            pinned=bool(before and before.pinned),
+            decompressed=bool(self.item.options.decompress),
+            share=self.item.options.share,
+            tree=tree,
+        )
+
+    def note_use(self) -> None:
+        """Write into this node's record that this job uses the copy now.
+
+        A user cannot write the records of what another account staged for all.
+        """
+        record = self.cache.load(self.item.destination)
+        if record is None or self.cache.uid != self.node.uid:
+            return
+        used = replace(
+            record,
+            used_at=int(time.time()),
+            used_by_job=self.job,
+            lifetime=self.item.options.lifetime,
+        )
+        with suppress(StageError):  # the copy is current whether its use is recorded or not
+            self.cache.note_use(used)
+
+    def check_unused(self) -> None:
+        """Raise BusyError if a job has begun to use the copy that is to be replaced.
+
+        Only what is for all users can be used by one who does not wait for its lock.
+        """
+        if self.receives and self.cache.shared:
+            jobs = sorted({*self.cache.jobs_using(self.item.destination)} - {self.job})
+            if jobs:
+                several = len(jobs) > 1
+                raise BusyError(
+                    f"{self.item.destination} was not replaced, as meanwhile "
+                    f"job{'s' * several} {','.join(map(str, jobs))} began to use it; submit again "
+                    f"when {'they have' if several else 'it has'} ended"
+                )
+
+    def readback_error(self, name: str = "") -> IntegrityError:
+        """Return the error for bytes that the disk returns otherwise than they were written.
+
+        ``name`` is the file's path in a tree, with a slash before it.
+        """
+        text = "the bytes read back from the disk differ from those written; use another node"
+        return IntegrityError(f"{self.path}{name}: {text}")
+
+    def mark_damaged(self) -> Failure:
+        """Record that this node's copy is damaged, so that no survey finds it current again.
+
+        Return the failure to report if no other node and no source can replace it.
+        """
+        record = self.cache.load(self.item.destination)
+        if record:  # without its record, nobody would know that it was staged
+            self.cache.save(record.as_damaged())
+        text = "this copy is damaged; submit again: the next stage replaces it"
+        return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)

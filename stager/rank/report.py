@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stager.base.outcome import Pace
-    from stager.rank.task import Task
+    from stager.rank.plan import Task
     from stager.store.validity import Survey
 
 #: Seconds between two progress events of an item.

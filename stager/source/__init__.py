@@ -4,6 +4,6 @@
 and has the methods of the readers. `posix` looks at files and folders on mounted filesystems,
 `remote` at objects in stores and on the web, `prefix` at all that lies beneath a folder of a store,
 and `hub`, by `hub_api`, at a model. `registry` looks at container images and makes files of them,
-which one node reads (`rank.image_cargo`). Each tells what identifies a version
+which one node reads (`rank.file_transfer`). Each tells what identifies a version
 (`facts.SourceFacts`).
 """

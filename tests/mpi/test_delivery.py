@@ -43,10 +43,13 @@ def test_what_is_read_of_a_chunk_is_progress(comm: MPI.Intracomm) -> None:
 
     plan = TransferPlan(SIZE, tuple(range(comm.size)), (), (0,), True, "")
     task = SimpleNamespace(rank=comm.rank, plan=plan, settings=Settings())
-    cargo: Any = SimpleNamespace(task=task, reader=reader, writer=None, files=3, digester=None)
+    transfer: Any = SimpleNamespace(
+        task=task, sender=SimpleNamespace(reader=reader), sink=SimpleNamespace(writer=None),
+        layout=Layout.dense(SIZE, SIZE), files=3, digester=None,
+    )  # fmt: skip
     channel = SimpleNamespace(fresh_key=lambda: bytes(32))
     context: Any = SimpleNamespace(comm=comm, channel=channel)
-    result = _broadcast(context, cargo, Layout.dense(SIZE, SIZE), on_progress)
+    result = _broadcast(context, transfer, on_progress)
     assert result.error is None
     if reader:
         assert (300, SIZE, 3) in told

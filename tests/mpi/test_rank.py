@@ -313,7 +313,7 @@ def test_a_holder_that_cannot_be_opened_is_replaced_by_the_source(
                 raise SourceError(f"{path}: Input/output error")
             super().__init__(path)
 
-    monkeypatch.setattr("stager.rank.file_cargo.FileReader", OnFailingDisk)
+    monkeypatch.setattr("stager.rank.file_transfer.FileReader", OnFailingDisk)
     world.comm.Barrier()
     (item,) = world.run().items
     assert world.copy.read_bytes() == DATA

@@ -88,7 +88,7 @@ def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
 NEEDLESS = {
     "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "backports.zstd",
     "stager.archive", "stager.tree", "stager.launch", "stager.store.space",
-    "stager.store.removal", "stager.rank.cargo",
+    "stager.store.removal", "stager.rank.file_transfer", "stager.rank.prepare",
     "stager.rank.delivery", "stager.rank.guard", "stager.wire.ring", "stager.wire.transfer",
 }  # fmt: skip
 #: Prints the modules that a rank imports after MPI_Init.

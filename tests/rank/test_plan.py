@@ -176,7 +176,7 @@ def test_nothing_moves_if_all_parts_of_one_split_are_current(nodes: int) -> None
     plan = plan_parts(9, parts(*[f"{nodes}:a"] * nodes))
     digest = joint_digest(["digest"] * nodes)
     assert plan == TransferPlan(9, (), ranks, (0,), False, digest)
-    assert not plan.apart
+    assert not plan.is_sharded
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_all_nodes_read_what_they_lack_if_a_part_of_the_split_is_missing(
     splits: tuple[str, ...],
 ) -> None:
     plan = plan_parts(9, parts(*splits))
-    assert plan == TransferPlan(9, (0, 1, 2), (), (0, 1, 2), True, "", apart=True)
+    assert plan == TransferPlan(9, (0, 1, 2), (), (0, 1, 2), True, "", is_sharded=True)
     assert plan.members == (0, 1, 2)
 
 
@@ -206,7 +206,7 @@ def test_all_nodes_read_what_they_lack_if_a_part_of_the_split_is_missing(
 def test_parts_move_exactly_if_one_is_missing(splits: list[str]) -> None:
     plan = plan_parts(9, parts(*splits))
     whole = len(set(splits)) == 1 and splits[0].startswith(f"{len(splits)}:")
-    assert (not plan.receivers, plan.apart) == (whole, not whole)
+    assert (not plan.receivers, plan.is_sharded) == (whole, not whole)
 
 
 def test_only_rank_0_reads_a_folder_and_an_archive_is_written_in_order() -> None:

@@ -19,7 +19,7 @@ from stager.source.facts import Source, SourceFacts
 from stager.store.validity import Reason, Survey
 
 if TYPE_CHECKING:
-    from stager.rank.task import Task
+    from stager.rank.plan import Task
 
 FILE = Source(SourceFacts(size=9, mtime_ns=2, ctime_ns=3, inode=4), 0o644, 0, 9)
 FOLDER = Source(FILE.facts, 0o755, 0, 9, files=3, listing="digest")
@@ -81,7 +81,7 @@ def test_who_reads_the_source_is_no_sender() -> None:
 
 
 def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
-    plan = TransferPlan(9, (0,), (), (0,), True, "", apart=True)
+    plan = TransferPlan(9, (0,), (), (0,), True, "", is_sharded=True)
     report = item_report(task(plan), SURVEYS[:1], Delivered("digest"), 1.0)
     assert report.reasons == ["spread over other nodes"]
 

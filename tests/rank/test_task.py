@@ -11,8 +11,7 @@ import pytest
 from stager.base.options import Lifetime, Options
 from stager.fs.files import CopyFacts
 from stager.rank.agree import Node
-from stager.rank.plan import TransferPlan
-from stager.rank.task import Task
+from stager.rank.plan import Task, TransferPlan
 from stager.request.items import Space, StageItem
 from stager.source.endpoints import DEFAULT_REMOTE
 from stager.source.facts import Source, SourceFacts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -14,9 +14,9 @@ from stager.base.errors import DestinationError
 from stager.base.options import Options
 from stager.fs.files import TICK, CopyFacts
 from stager.rank.agree import Node
-from stager.rank.file_cargo import check_unwritten
-from stager.rank.publication import announce_tree
-from stager.rank.task import Task
+from stager.rank.file_transfer import check_unwritten
+from stager.rank.plan import Task
+from stager.rank.tree_transfer import TreeSink
 from stager.request.items import Space, StageItem
 from stager.source.endpoints import RemoteSettings
 from stager.source.facts import Source, SourceFacts
@@ -24,10 +24,6 @@ from stager.store.cache import open_cache
 from stager.wire.layout import Settings
 from tests.rank.test_task import PLAN
 from tests.support.users import USER
-
-if TYPE_CHECKING:
-    from stager.tree.listing import Listing
-    from stager.tree.partial_tree import PartialTree
 
 
 @pytest.fixture
@@ -76,11 +72,8 @@ def test_of_what_another_user_staged_meanwhile_it_is_told_whose_it_is(
     above, name = os.path.split(task.path)
     free = f"{above}/root/{name}"
     message = f"{task.path} belongs to uid {USER}; choose another destination, such as {free}"
-    tree = cast("PartialTree", None)
-    for act in (
-        lambda: check_unwritten(task, None),
-        lambda: announce_tree(task, tree, cast("Listing", None), b"", originals={}),
-    ):
+    file, tree = partial(check_unwritten, task, None), partial(TreeSink(task).announce, "")
+    for act in (file, tree):
         with pytest.raises(DestinationError) as caught:
             act()
         assert caught.value.message == message

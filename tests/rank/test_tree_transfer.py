@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stager.rank.publication import Reuse
-from stager.rank.tree_cargo import digests_of_all_files, needed_by_any, table_size
+from stager.rank.reuse import Reuse
+from stager.rank.tree_transfer import digests_of_all_files, needed_by_any, table_size
 from stager.tree.listing import Kind, Listing, Row
 
 if TYPE_CHECKING:

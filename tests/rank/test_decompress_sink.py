@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stager.rank.decompress_cargo import DecompressCargo
+from stager.rank.file_transfer import DecompressSink
 from tests.support.records import RECORD
 
 if TYPE_CHECKING:
-    from stager.rank.task import Task
+    from stager.rank.plan import Task
     from stager.store.record import Record
 
 
@@ -37,5 +37,4 @@ def test_the_copy_before_is_the_estimate_unless_it_is_smaller_than_the_source(
         item=SimpleNamespace(destination="/nvme/x"),
         source=SimpleNamespace(allocated=3000),
     )
-    cargo = DecompressCargo(cast("Task", task))
-    assert (cargo.need(), cargo.need_in_all()) == (need, need)
+    assert DecompressSink(cast("Task", task)).need() == (need, need)

@@ -12,12 +12,12 @@ import pytest
 from stager.base.errors import UsageError
 from stager.base.options import Mode, Options
 from stager.base.paths import SHARD_LIST
-from stager.rank.shard_cargo import split
+from stager.rank.reuse import split
 from stager.request.items import StageItem
 from stager.tree.listing import Kind, Listing, Row
 
 if TYPE_CHECKING:
-    from stager.rank.task import Task
+    from stager.rank.plan import Task
 
 NAMES = ("n0", "n1")
 

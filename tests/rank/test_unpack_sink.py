@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from stager.base.rules import amount_of
-from stager.rank import unpacker
-from stager.rank.archive_cargo import ArchiveCargo
-from stager.rank.unpacker import room_to_unpack
+from stager.rank import decoder
+from stager.rank.decoder import room_to_unpack
+from stager.rank.tree_transfer import UnpackSink
 from stager.request.items import Space
 from stager.store.space import FreeSpace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stager.rank.task import Task
+    from stager.rank.plan import Task
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
         SimpleNamespace(size=size, record=SimpleNamespace(destination=destination))
         for size, destination in ((300, "/nvme/x"), (200, "/nvme/y"))
     ]
-    monkeypatch.setattr(unpacker, "find_candidates", lambda *_: kept)
+    monkeypatch.setattr(decoder, "find_candidates", lambda *_: kept)
     monkeypatch.setattr(
-        unpacker,
+        decoder,
         "free_space",
         lambda _, space: FreeSpace(free - amount_of(space.keep_free, 0), free),
     )
@@ -66,5 +66,4 @@ def test_the_room_is_what_the_disk_and_the_users_limit_leave(
 def test_a_zip_archive_needs_room_beside_what_it_holds(
     folder: Path, source: str, need: int
 ) -> None:
-    cargo = ArchiveCargo(a_task(folder, Space(), source))
-    assert (cargo.need(), cargo.need_in_all()) == (need, 8000)
+    assert UnpackSink(a_task(folder, Space(), source)).need() == (need, 8000)

@@ -1,0 +1,185 @@
+"""Prepare a delivery on all ranks: make the transfers, and room for the new copies."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from stager.base.codec import NUMBER, TEXT, list_of, pair_of, record_of
+from stager.base.errors import StageError
+from stager.base.options import Mode
+from stager.base.outcome import Evicted
+from stager.rank.agree import together
+from stager.rank.file_transfer import SIDES, FileSender, Sender, Sink, Transfer
+from stager.rank.plan import Form
+from stager.rank.survey import selection_of
+from stager.store.cache import look_for_cache
+from stager.store.space import Need, rooms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from stager.rank.agree import Context, Node
+    from stager.rank.plan import Task
+    from stager.source.facts import Listings
+    from stager.store.cache import Cache
+    from stager.store.locks import Locks
+    from stager.store.space import RoomPlan
+
+T = TypeVar("T")
+
+_EVICTED = list_of(record_of(Evicted, node=TEXT, destination=TEXT, size=NUMBER))
+#: `Sink.need` of each item.
+_NEEDS = list_of(pair_of(NUMBER, NUMBER))
+
+
+def make_transfer(context: Context, task: Task, listings: Listings) -> Transfer:
+    """Make the transfer of one item that a node receives. Collective."""
+    if task.form is Form.FOLDER:
+        return _folder_transfer(context, task, listings)
+    if task.form is Form.UNPACKED:
+        from stager.rank.tree_transfer import UnpackSink  # not needed for files
+
+        sides: tuple[type[Sender], type[Sink]] = FileSender, UnpackSink
+    else:
+        sides = SIDES[task.form]
+    sender, sink = sides
+    return Transfer(
+        task,
+        sender(task) if task.sends else Sender(task),
+        sink(task) if task.receives else Sink(task),
+    )
+
+
+def _folder_transfer(context: Context, task: Task, listings: Listings) -> Transfer:
+    """Make the transfer of a folder; all ranks get its listing from rank 0. Collective."""
+    from stager.rank.reuse import Split, find_reusable, part_for, split  # not needed for files
+    from stager.rank.tree_transfer import Folder, FolderSink, TreeSender
+    from stager.tree.listing import Listing
+
+    item, channel = task.item, context.channel
+
+    def look() -> Listing:
+        """Return the listing with the modes of copies."""
+        listing = listings.get(item.source, selection_of(item.options))
+        assert listing is not None
+        return listing.as_copied(item.options.share, task.source.group)
+
+    listing = _from_first(context, look, Listing.to_bytes, Listing.from_bytes)
+    reusable = _here(context, lambda: find_reusable(task, listing))
+    made: dict[int, bytes] = {}
+    name = ""
+    if item.options.mode is Mode.SHARD:
+        marks = channel.allgather_bytes(reusable.marks())
+        names = channel.nodes
+        whole = _from_first(
+            context,
+            lambda: split(task, listing, marks, names),
+            Split.to_bytes,
+            lambda text: Split.from_bytes(text, len(listing), len(names)),
+        )
+        name = whole.name
+        listing, reusable, made = part_for(task, listing, whole, reusable)
+    folder = Folder(listing, made)
+    return Transfer(
+        task,
+        TreeSender(task, folder) if task.sends else Sender(task),
+        FolderSink(task, folder, reusable, name) if task.receives else Sink(task),
+        folder,
+    )
+
+
+def _here(context: Context, step: Callable[[], T]) -> T:
+    """Take a step on all ranks; return this rank's result, which is too large to be sent."""
+    found: list[T] = []
+    together(context, lambda: found.append(step()))
+    return found[0]
+
+
+def _from_first(
+    context: Context,
+    make: Callable[[], T],
+    write: Callable[[T], bytes],
+    read: Callable[[memoryview], T],
+) -> T:
+    """Return what rank 0 makes; the others ``read`` what it has written. Collective."""
+    made = _here(context, lambda: None if context.comm.rank else make())
+    text = context.channel.bcast_bytes(b"" if made is None else write(made))
+    try:
+        return read(text) if made is None else made
+    except ValueError as error:
+        raise context.channel.unreadable(0, error) from None
+
+
+def make_room(
+    context: Context,
+    transfers: Sequence[Transfer],
+    wanted: Collection[str],
+    locks: Mapping[Cache, Locks],
+    on_evicted: Callable[[Evicted], None],
+) -> list[Evicted]:
+    """Evict copies until all new ones fit on their nodes. Collective.
+
+    Return those of all nodes that are to go: a dry run evicts none. ``on_evicted`` is called with
+    each that is gone on this node: what fails later may be the end of all ranks. No ``wanted``
+    destination is evicted. Raise RefusedError if a node has too little room even so; none was
+    evicted then, unless another process took the room meanwhile.
+    """
+    needs = _needs_here(context, transfers)
+    plans: list[RoomPlan] = []
+
+    def plan() -> list[Evicted]:
+        request, node = context.request, context.node
+        lasting = [root for root in request.space.roots if root not in request.space.of_job]
+        others = [cache for root in lasting for cache in _look_for(root, node)]
+        plans.extend(rooms(needs, wanted, request.space, node.disk, others))
+        return [
+            Evicted(node.name, one.record.destination, one.size)
+            for room in plans
+            for one in room.plan()
+        ]
+
+    def make() -> None:
+        for room in plans:
+            for one in room.make(locks, context.node.name):
+                on_evicted(one)
+
+    chosen = [one for of_node in together(context, plan, _EVICTED) for one in of_node]
+    if chosen and not context.request.dry_run:
+        together(context, make)
+    return chosen
+
+
+def _needs_here(context: Context, transfers: Sequence[Transfer]) -> list[Need]:
+    """Return what each item that this rank receives takes on its disk. Collective."""
+    # A file takes the same everywhere, so one rank alone asks shared storage for its size. Of a
+    # folder each node may lack other files; of what is unpacked, its old copy is the estimate.
+    askers = [
+        one.task.plan.receivers[0] if one.task.form is Form.FILE else context.comm.rank
+        for one in transfers
+    ]
+
+    def look() -> list[tuple[int, int]]:
+        mine = [rank == context.comm.rank for rank in askers]
+        return [
+            one.sink.need() if asked else (0, 0) for one, asked in zip(transfers, mine, strict=True)
+        ]
+
+    answers = together(context, look, _NEEDS)
+    return [
+        _need(one.task, *answers[rank][index])
+        for index, (one, rank) in enumerate(zip(transfers, askers, strict=True))
+        if one.task.receives
+    ]
+
+
+def _need(task: Task, need: int, whole: int) -> Need:
+    is_estimate = task.item.options.is_unpacked or task.form is Form.IMAGE
+    item = task.item
+    return Need(item.root, task.cache, item.destination, need, whole, is_estimate)
+
+
+def _look_for(root: str, node: Node) -> Iterator[Cache]:
+    """Yield the user's cache beneath ``root``, if there is one."""
+    with suppress(StageError):
+        yield look_for_cache(node.path(root), node.uid, disk=node.disk)

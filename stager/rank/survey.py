@@ -1,0 +1,389 @@
+"""Look at the items' sources from rank 0, and survey all nodes: what is there, and is it current?
+
+The options of an item are checked against what its source is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stager.base.codec import (
+    BYTES,
+    FLAG,
+    NUMBER,
+    TEXT,
+    Codec,
+    list_of,
+    member_of,
+    optional,
+    record_of,
+    tuple_of,
+)
+from stager.base.errors import SourceError, UsageError
+from stager.base.options import (
+    ITSELF,
+    FolderLayout,
+    Lifetime,
+    Links,
+    Mode,
+    Options,
+    Relocate,
+    Share,
+)
+from stager.base.telemetry import Kind, doing
+from stager.base.text import listed
+from stager.fs.files import copy_mode
+from stager.rank.agree import together
+from stager.request.items import check_options
+from stager.source.access import look_at
+from stager.source.facts import Listings, Selection, Source, SourceFacts
+from stager.source.schemes import Scheme
+from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
+from stager.store.leases import note_uses
+from stager.store.validity import (
+    Reason,
+    Survey,
+    check_apart,
+    open_to,
+    other_source,
+    survey,
+    survey_shared,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from stager.rank.agree import Context
+    from stager.request.items import StageItem, StageRequest
+    from stager.store.record import Record
+    from stager.store.tree_validity import Standing
+    from stager.tree.environments import Environment
+
+
+def _environment() -> Codec[Environment]:
+    from stager.tree.environments import Environment  # rarely needed
+
+    paths = tuple_of(BYTES)
+    return record_of(
+        Environment, path=BYTES, links=paths, interpreter=BYTES, homes=paths, base=BYTES,
+        comes_along=FLAG, sees_packages=FLAG,
+    )  # fmt: skip
+
+
+_FACTS = record_of(
+    SourceFacts, size=NUMBER, mtime_ns=NUMBER, ctime_ns=NUMBER, inode=NUMBER, revision=TEXT
+)
+#: How what rank 0 sees travels to the other ranks.
+SOURCES = tuple_of(
+    record_of(
+        Source,
+        facts=_FACTS,
+        mode=NUMBER,
+        group=NUMBER,
+        allocated=NUMBER,
+        files=NUMBER,
+        listing=TEXT,
+        environments=tuple_of(
+            Codec(
+                lambda value: _environment().to_data(value),
+                lambda data: _environment().from_data(data),
+            )
+        ),
+        relocation=TEXT,
+        environment_note=TEXT,
+        unmatched=tuple_of(TEXT),
+        leaving=NUMBER,
+    )
+)
+
+
+def selection_of(options: Options) -> Selection:
+    """Return what an item stages of a folder."""
+    decompress = () if options.decompress == ITSELF else options.decompress
+    as_cache = options.layout is FolderLayout.HUB
+    follow = options.links is Links.FOLLOW
+    relocate = options.relocate is Relocate.AUTO and options.mode is Mode.COPY
+    return Selection(options.include, options.exclude, decompress, as_cache, follow, relocate)
+
+
+def look_at_sources(
+    context: Context, items: Sequence[StageItem], listings: Listings
+) -> tuple[Source, ...]:
+    """Return what rank 0 sees of the sources; return nothing on other ranks.
+
+    Only rank 0 asks shared storage: hundreds of nodes that do so at once are slow. The listings of
+    folders are added to ``listings``. Raise SourceError if a source is missing or cannot be read;
+    it names others that are missing, too. Raise UsageError or PolicyRefusal if an item's options do
+    not fit its source.
+    """
+    if context.comm.rank:
+        return ()
+    sources: list[Source] = []
+    for at, item in enumerate(items):
+        try:
+            with doing(Kind.READ, item.source):
+                sources.append(_look_at(context.request, item, listings))
+        except SourceError as error:
+            others = _missing(items[at + 1 :], item.source)
+            if not others:
+                raise
+            either = " either" if _missing([item]) else ""
+            raise SourceError(f"{error.message}; not found{either}: {listed(others)}") from None
+    return tuple(sources)
+
+
+def _missing(items: Iterable[StageItem], known: str = "") -> list[str]:
+    """Return which sources are missing, without URLs, which may take a while, and the ``known``."""
+    missing: list[str] = []
+    for source in dict.fromkeys(item.source for item in items if item.source != known):
+        if not Scheme.of(source).is_url:
+            with doing(Kind.READ, source):
+                try:
+                    os.stat(source)
+                except (FileNotFoundError, NotADirectoryError):
+                    missing.append(source)
+                except OSError:
+                    pass  # it is there
+    return missing
+
+
+def _look_at(request: StageRequest, item: StageItem, listings: Listings) -> Source:
+    # What was staged for all users is used only by those who could read the source.
+    selection = selection_of(item.options)
+    source = look_at(item.source, selection, listings, request.remote, to_be_read=item.shared)
+    check_options(item, is_folder=source.is_tree)
+    source = replace(source, unmatched=listings.unmatched(item.source, selection))
+    if item.options.extract:  # its environments are known when it is unpacked
+        source = replace(source, relocation=item.options.relocate.value)
+    elif source.environments:
+        source = _relocated(item, source)
+    return _permitted(source, item)
+
+
+def _permitted(source: Source, item: StageItem) -> Source:
+    """Return the ``source`` with the mode and the group of its copy. Raise UsageError."""
+    share, group = item.options.share, os.getegid()
+    if item.shared and share is Share.NONE:
+        share = Share.ALL  # `way` sees to it that all can read the source
+    if share is Share.GROUP:
+        if source.group not in (group, *os.getgroups()):
+            raise UsageError(
+                f"{item.source}: share=group is for the source's group (gid {source.group}), and "
+                "you are not in it"
+            )
+        group = source.group
+    mode = copy_mode(source.mode, share, is_folder=source.is_tree)
+    return replace(source, mode=mode, group=group)
+
+
+def _relocated(item: StageItem, source: Source) -> Source:
+    from stager.tree.environments import not_plain, relocation_digest  # rarely needed
+
+    if note := not_plain(item.source, item.destination):
+        return replace(source, environments=(), environment_note=note)
+    return replace(source, relocation=relocation_digest(source.environments))
+
+
+_SURVEYS = list_of(
+    record_of(
+        Survey,
+        node=TEXT,
+        reason=optional(member_of(Reason)),
+        digest=TEXT,
+        files=NUMBER,
+        note=TEXT,
+        split=TEXT,
+        changed=FLAG,
+        pinned=FLAG,
+        jobs=tuple_of(NUMBER),
+        replaces=TEXT,
+        open_to=TEXT,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedItem:
+    """An item, its source as rank 0 sees it, and the cache that it is in on this node."""
+
+    item: StageItem
+    source: Source
+    cache: Cache
+
+
+class Surveyor:
+    """Looks at the sources of the context's request, and at what is on this node.
+
+    ``since`` is when that began, in nanoseconds since 1970. Only rank 0 has ``listings`` of source
+    folders; ``standings`` are how this node's copies of folders are, by destination.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._rank = context.comm.rank
+        #: The jobs that use each destination, of the caches that were looked at in this survey.
+        self._jobs: dict[Cache, dict[str, list[int]]] = {}
+        #: This node's cache of each item.
+        self._caches: tuple[Cache, ...] = ()
+        self.listings = Listings()
+        self.standings: dict[str, Standing] = {}
+        self.since = 0
+
+    def look(self) -> list[SourcedItem]:
+        """Look at sources and caches on all nodes. Collective."""
+        self._begin()
+        sources = together(self._context, self._look_here, SOURCES)[0]
+        return [
+            SourcedItem(item, source, cache)
+            for item, source, cache in zip(
+                self._context.request.items, sources, self._caches, strict=True
+            )
+        ]
+
+    def _begin(self) -> None:
+        self.listings.clear()
+        self.standings.clear()
+        self.since = time.time_ns()
+
+    def _look_here(self) -> tuple[Source, ...]:
+        """Return the sources; rank 0 alone has them."""
+        context, request, node = self._context, self._context.request, self._context.node
+        items = request.items
+        open_or_plan = plan_cache if request.dry_run else open_cache
+        sources = look_at_sources(context, items, self.listings)
+        by_root: dict[str, Cache] = {}
+        for item in items:
+            if item.root not in by_root:
+                by_root[item.root] = open_or_plan(
+                    node.path(item.root),
+                    request.shared_owner if item.shared else node.uid,
+                    shared=item.shared,
+                    by_user=bool(request.hosts),
+                    of_root=RootFacts(
+                        item.root in request.space.private, request.space.hints.get(item.root, "")
+                    ),
+                    disk=node.disk,
+                )
+        self._caches = tuple(by_root[item.root] for item in items)
+        if self._rank:  # while rank 0 lists the sources, the others look at their copies
+            self.standings.update(self._look_at_copies(items, self._caches))
+        return sources
+
+    def _look_at_copies(
+        self, items: Sequence[StageItem], caches: Sequence[Cache]
+    ) -> Iterator[tuple[str, Standing]]:
+        """Yield the destinations that have a tree by their record, and what is there now."""
+        for item, cache in zip(items, caches, strict=True):
+            record = cache.load(item.destination)
+            if record and record.tree and not cache.is_updating(item.destination):
+                from stager.store.tree_validity import standing_of  # not needed for files
+
+                path = self._context.node.path(item.destination)
+                if standing := standing_of(path, cache, record):
+                    yield item.destination, standing
+
+    def look_again(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
+        """Look at the sources again: they may have changed during a wait. Collective."""
+        self._begin()
+        wanted = [one.item for one in items]
+        sources = together(
+            self._context, lambda: look_at_sources(self._context, wanted, self.listings), SOURCES
+        )[0]
+        return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
+
+    def is_of_site(self, one: SourcedItem) -> bool:
+        """Whether only another account stages the item: this user uses a current copy or fails."""
+        return one.cache.uid != self._context.node.uid
+
+    def survey(self, items: Sequence[SourcedItem]) -> list[list[Survey]]:
+        """Survey all items on all nodes. Return the answers of each rank. Collective."""
+        return together(self._context, lambda: self._survey_here(items), _SURVEYS)
+
+    def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
+        # Nobody holds the locks of these: before they are found current, so that they stay.
+        self._note_uses_here([one for one in items if self.is_of_site(one)])
+        self._jobs.clear()
+        return [self._survey_item(one) for one in items]
+
+    def note_uses(self, items: Sequence[SourcedItem]) -> None:
+        """Note on all nodes what this job uses, while others can't evict it yet. Collective.
+
+        Not before it is there: what is there until then may be of another source.
+        """
+        own = [one for one in items if not self.is_of_site(one)]
+        if own and self._context.request.job and not self._context.request.dry_run:
+            together(self._context, lambda: self._note_uses_here(own))
+
+    def _note_uses_here(self, items: Sequence[SourcedItem]) -> None:
+        request, node = self._context.request, self._context.node
+        if not request.job or request.dry_run:
+            return
+        of_site = any(self.is_of_site(one) for one in items)
+        reader = request.shared_owner if of_site else 0
+        destinations = [
+            one.item.destination for one in items if one.item.root not in request.space.of_job
+        ]
+        if destinations:
+            note_uses(node.uid, request.job, destinations, reader)
+
+    def _survey_item(self, one: SourcedItem) -> Survey:
+        item, source, node = one.item, one.source, self._context.node
+        path = node.path(item.destination)
+        if not self._rank and not item.scheme.is_url:
+            check_apart(item.source, path)
+        if one.cache.is_updating(item.destination) and self._may_finish(one):
+            from stager.store.removal import finish  # rarely needed
+
+            finish(one.cache, path, item.destination, force=item.options.replace)
+        found = self._survey_function(one)(item, path, source, one.cache, node.name)
+        found = replace(found, open_to=open_to(path, one.cache))
+        if not self.is_of_site(one):
+            found = self._with_what_is_there(found, one, path)
+        if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
+            return replace(found, pinned=record.pinned)
+        return found
+
+    def _may_finish(self, one: SourcedItem) -> bool:
+        return not (self.is_of_site(one) or self._context.request.dry_run)
+
+    def _with_what_is_there(self, found: Survey, one: SourcedItem, path: str) -> Survey:
+        """Return the survey of an item with what its user is to be told of what is at ``path``."""
+        item, cache = one.item, one.cache
+        is_part = item.options.mode is Mode.SHARD  # which may be replaced though it is current
+        if (is_part or not found.current) and os.path.lexists(path):
+            record = cache.load(item.destination)
+            found = replace(
+                found, jobs=self._jobs_in_the_way(one, record), replaces=other_source(item, record)
+            )
+        return found
+
+    def _jobs_in_the_way(self, one: SourcedItem, record: Record | None) -> tuple[int, ...]:
+        """Return the jobs that use the copy there; this job only if it has it of another source.
+
+        Simulated nodes have none.
+        """
+        if self._context.node.disk:
+            return ()
+        own, cache = self._context.request.job, one.cache
+        if one.item.root in self._context.request.space.of_job:  # of which there are no lists
+            jobs = {own} if own and record and record.used_by_job == own else set()
+        else:
+            if cache not in self._jobs:
+                self._jobs[cache] = cache.jobs()
+            jobs = {*self._jobs[cache].get(one.item.destination, ())}
+        if not other_source(one.item, record):
+            jobs.discard(own)
+        return tuple(sorted(jobs))
+
+    def _survey_function(self, one: SourcedItem) -> Callable[..., Survey]:
+        if self.is_of_site(one):
+            return survey_shared
+        if not one.source.is_tree and not one.item.options.extract:
+            return survey
+        from stager.store.tree_validity import survey_tree  # not needed for files
+
+        return partial(survey_tree, standings=self.standings)
