@@ -1,8 +1,4 @@
-"""Check an item's options against what its source is: a file or a folder. Pure.
-
-Write a long text with fewer, plain characters, and read it back. Pure.
-
-Define a StageRequest: all that the ranks are asked to do, as data.
+"""What are the ranks asked to do? A StageRequest, and its items.
 
 It travels to the ranks as JSON in one environment variable. Both ends are the same user's
 processes of one version, so the text is trusted, unlike a directive or a record.
@@ -11,11 +7,9 @@ processes of one version, so the text is trusted, unlike a directive or a record
 from __future__ import annotations
 
 import json
-import lzma
 import os
-from binascii import a2b_base64, b2a_base64
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
@@ -29,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stager.base.rules import Amount
+
+T = TypeVar("T")
 
 
 def check_options(item: StageItem, *, is_folder: bool) -> None:
@@ -61,51 +57,17 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
         )
 
 
-#: How a compact text begins. No JSON begins so.
-_MARK = "xz:"
-#: Most bytes of a text that is read back.
-LARGEST = 64 << 20
-#: Most bytes of memory for that: the compression's largest window, and the text.
-_MEMORY = 160 << 20
-
-
-def compact(text: str) -> str:
-    """Return ``text`` compressed, in letters, digits and ``+/=:``, for `expand`.
-
-    By xz, which sees the repetition of a path also 100 KiB later: a request has the user's list
-    and the items that were made of it.
-    """
-    return _MARK + b2a_base64(lzma.compress(os.fsencode(text)), newline=False).decode("ascii")
-
-
-def expand(text: str) -> str:
-    """Return the text that `compact` was given.
-
-    Raise ValueError if ``text`` is not compact, was cut, or stands for more than LARGEST bytes.
-    """
-    if not text.startswith(_MARK):
-        raise ValueError(f"it does not begin with {_MARK}")
-    stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
-    try:
-        found = stream.decompress(a2b_base64(text.removeprefix(_MARK)), LARGEST)
-        # The end of the stream may stand behind the last byte that was asked for.
-        more = b"" if stream.eof or stream.needs_input else stream.decompress(b"", 1)
-    except (lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"it cannot be decompressed: {error}") from None
-    if not stream.eof or more:
-        raise ValueError(f"it ends early, or has more than {LARGEST} bytes")
-    return os.fsdecode(found)
-
-
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
 #: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
 MAX_REQUEST = 127 * 1024
+#: How the text begins if it is compressed. No JSON begins so.
+_COMPRESSED = "xz:"
 #: Default for the most bytes, and the most members, that one archive may unpack to.
 UNPACKED_SIZE, UNPACKED_MEMBERS = 1 << 40, 10_000_000
 
-#: The fields of an item that are left out of its JSON where they are false.
-_FLAGS = ("shared",)
+#: The fields of an item besides its options.
+_OWN = ("source", "destination", "root", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +84,13 @@ class StageItem:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`. There may be thousands of items, so it is short."""
-        flags = {name: True for name in _FLAGS if getattr(self, name)}
-        paths = {"source": self.source, "destination": self.destination, "root": self.root}
-        return {**paths, **flags, **self.options.to_json()}
+        own = {"source": self.source, "destination": self.destination, "root": self.root}
+        return own | ({"shared": True} if self.shared else {}) | self.options.to_json()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StageItem:
         """Return the item that `to_json` wrote."""
-        own = {
-            name: data.pop(name)
-            for name in ("source", "destination", "root", *_FLAGS)
-            if name in data
-        }
+        own = {name: data.pop(name) for name in _OWN if name in data}
         return cls(**own, options=Options.from_json(data))
 
     @property
@@ -256,46 +213,54 @@ class StageRequest:
 
         Raise UsageError if it is too long even then.
         """
-        data = asdict(replace(self, items=()))
-        for rare in ("hosts", "line"):
-            if not data[rare]:
-                del data[rare]
-        for rare in ("private", "of_job", "hints"):
-            if not data["space"][rare]:
-                del data["space"][rare]
-        data["items"] = [item.to_json() for item in self.items]
+        data = asdict(replace(self, items=())) | {"items": [item.to_json() for item in self.items]}
         text = json.dumps(data, ensure_ascii=False)
-        size = len(os.fsencode(text))
-        if size <= MAX_REQUEST:
+        if len(os.fsencode(text)) <= MAX_REQUEST:
             return text
-
-        short = compact(text)
-        for kind, number, limit in (("", size, LARGEST), (" compressed", len(short), MAX_REQUEST)):
-            if number > limit:
-                raise UsageError(
-                    f"{len(self.items)} directives are too long for one job: they have {number}"
-                    f"{kind} bytes; {limit} are allowed: stage a folder or an archive instead of "
-                    "many files"
-                )
-        return short
+        text = _compressed(text)
+        if len(text) > MAX_REQUEST:
+            raise UsageError(
+                f"{len(self.items)} directives are too long for one job: they have {len(text)} "
+                f"compressed bytes; {MAX_REQUEST} are allowed: stage a folder or an archive "
+                "instead of many files"
+            )
+        return text
 
     @classmethod
     def from_json(cls, text: str) -> StageRequest:
         """Return the request that `to_json` wrote."""
-        if not text.startswith("{"):
-            text = expand(text)
-        data = json.loads(text)
-        items = tuple(StageItem.from_json(item) for item in data.pop("items"))
-        transfer = data.pop("transfer")
-        transfer["algorithm"] = Algorithm(transfer["algorithm"])
-        transfer["readers"] = tuple(transfer["readers"])
-        space = data.pop("space")
-        space |= {name: tuple(space.get(name, ())) for name in ("roots", "private", "of_job")}
-        remote = data.pop("remote")
-        registries = tuple(remote.pop("insecure_registries"))
-        data["hosts"] = tuple(data.pop("hosts", ()))
-        remote = RemoteSettings(**remote, insecure_registries=registries)
-        data["failed_nodes"] = tuple(data.pop("failed_nodes"))
-        return cls(
-            items=items, transfer=Settings(**transfer), space=Space(**space), remote=remote, **data
-        )
+        data = json.loads(text if text.startswith("{") else _decompressed(text))
+        items = tuple(map(StageItem.from_json, data.pop("items")))
+        data["transfer"]["algorithm"] = Algorithm(data["transfer"]["algorithm"])
+        nested = {name: _made(kind, data[name]) for name, kind in _NESTED.items()}
+        return _made(cls, data | nested | {"items": items})
+
+
+#: The fields of a request that are dataclasses.
+_NESTED: dict[str, type[Any]] = {
+    "transfer": Settings, "space": Space, "remote": RemoteSettings,
+}  # fmt: skip
+
+
+def _made(kind: type[T], values: dict[str, Any]) -> T:
+    """Return a dataclass of values from JSON, which has lists in place of tuples."""
+    tuples = {name: tuple(value) for name, value in values.items() if type(value) is list}
+    return kind(**values | tuples)
+
+
+def _compressed(text: str) -> str:
+    """Return ``text`` in letters, digits and ``+/=:``, for `_decompressed`.
+
+    By xz, which sees the repetition of a path also 100 KiB later.
+    """
+    import lzma  # only for long requests, as below
+    from binascii import b2a_base64
+
+    return _COMPRESSED + b2a_base64(lzma.compress(os.fsencode(text)), newline=False).decode("ascii")
+
+
+def _decompressed(text: str) -> str:
+    import lzma
+    from binascii import a2b_base64
+
+    return os.fsdecode(lzma.decompress(a2b_base64(text.removeprefix(_COMPRESSED))))
