@@ -27,7 +27,16 @@ from stager.cli.progress import Progress
 from stager.launch.health import Pulses
 from stager.launch.nodes import Mailbox, frames
 from stager.launch.run import run
-from stager.node.agent import Action, Command, Done, Enough, NodeResult, Refused, Stays
+from stager.node.agent import (
+    Done,
+    Enough,
+    Evict,
+    NodeResult,
+    Refused,
+    Stays,
+    command_of,
+    text_of,
+)
 from stager.store.leases import uses_of
 from stager.store.record import Record
 from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
@@ -238,10 +247,10 @@ def test_events_of_ranks(tmp_path: Path, whole: str) -> None:
 
 
 def test_commands() -> None:
-    text = Command(Action.EVICT, ("/nvme",)).to_text().encode()
+    text = text_of(Evict(("/nvme",))).encode()
 
     def parse(one: bytes) -> None:
-        Command.from_text(one.decode("latin-1"))
+        command_of(one.decode("latin-1"))
 
     assert read_all(parse, variants(text, COUNT), StageError) > 20
 

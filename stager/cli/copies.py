@@ -1,12 +1,6 @@
-"""Carry out a command on all its nodes, and report what was done and what failed.
+"""``stagectl verify``, ``evict``, ``pin`` and ``unpin``: do something with the copies on all nodes.
 
-The commands verify, evict, pin and unpin end here.
-
-``stagectl pin`` and ``stagectl unpin``: protect copies from eviction, or no longer.
-
-``stagectl verify``: compare copies with their checksums.
-
-``stagectl evict``: delete copies from the nodes.
+What was done and what failed is reported by copy, with the nodes.
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,13 +28,13 @@ from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
 from stager.cli.terminal import complain, say
 from stager.launch import job
-from stager.node.agent import Action, Command, NodeResult
+from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
 from stager.store.cache import look_for_cache
 from stager.store.locks import Locks
 from stager.store.verify import NODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stager.cli.options import NodeOptions
     from stager.launch.nodes import Answer
@@ -50,10 +45,10 @@ if TYPE_CHECKING:
 _MOST_NAMED = 20
 #: What the lines say of a copy with which an action was done.
 _DONE = {
-    Action.VERIFY: "verified",
-    Action.EVICT: "evicted",
-    Action.PIN: "pinned",
-    Action.UNPIN: "unpinned",
+    Verify.verb: "verified",
+    Evict.verb: "evicted",
+    Pin.verb: "pinned",
+    Unpin.verb: "unpinned",
 }
 
 #: Digits of the largest job number, which has 32 bits.
@@ -61,17 +56,14 @@ _MOST_DIGITS = 10
 
 
 def run_action(
-    action: Action,
+    make: Callable[..., OfCopies],
     destinations: Iterable[str],
     where: NodeOptions,
     *,
     as_json: bool,
-    older: int = 0,
-    to_free: int = 0,
-    dry_run: bool = False,
     user: int | None = None,
 ) -> int:
-    """Do ``action`` on all nodes that ``where`` means; print the results, return the exit code.
+    """Do what ``make`` returns on all nodes that ``where`` means; print results, return the code.
 
     It is about the copies of ``user``, or of this user if that is None.
 
@@ -81,18 +73,7 @@ def run_action(
     typed = {absolute(path): path for path in destinations}
     rules = where.rules()
     scope = Scope.find(where, os.environ, rules.launch.srun)
-    command = Command(
-        action,
-        rules.roots,
-        rules.shared_roots,
-        destinations=tuple(typed),
-        older=older,
-        to_free=to_free,
-        dry_run=dry_run,
-        shared_owner=rules.shared_owner,
-        job=_own_job(os.environ),
-        user=user,
-    )
+    command = make(rules.roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult)
     hints = {path: _hint(text) for path, text in typed.items()}
@@ -107,15 +88,18 @@ def run_action(
     return code
 
 
-def _words(command: Command) -> list[str]:
+def _words(command: OfCopies) -> list[str]:
     """Return the words behind ``stagectl`` by which ``command`` is given."""
-    return [
-        *f"{command.action}{command.option}".split(),
-        *(["--older", f"{command.older}s"] if command.older else ()),
-        *(["--to-free", f"{command.to_free}B"] if command.to_free else ()),
-        *(["--dry-run"] if command.dry_run else ()),
-        *command.destinations,
-    ]
+    words = f"{command.verb}{command.option}".split()
+    if isinstance(command, Evict):
+        words += ["--older", f"{command.older}s"] if command.older else []
+        words += ["--to-free", f"{command.to_free}B"] if command.to_free else []
+        words += ["--dry-run"] if command.dry_run else []
+    return [*words, *command.destinations]
+
+
+def _is_dry(command: OfCopies) -> bool:
+    return isinstance(command, Evict) and command.dry_run
 
 
 def _hint(typed: str) -> str:
@@ -133,7 +117,7 @@ def _own_job(environment: Mapping[str, str]) -> int:
 
 
 def _to_json(
-    command: Command,
+    command: OfCopies,
     answers: Iterable[Answer],
     results: Mapping[str, NodeResult],
     problems: Mapping[str, str],
@@ -147,15 +131,15 @@ def _to_json(
         }
         for answer in answers
     ]
-    return {"nodes": nodes, "dry_run": command.dry_run, "code": code}
+    return {"nodes": nodes, "dry_run": _is_dry(command), "code": code}
 
 
 def _print(
-    command: Command, results: Mapping[str, NodeResult], failures: Iterable[Failure]
+    command: OfCopies, results: Mapping[str, NodeResult], failures: Iterable[Failure]
 ) -> None:
     failed = failure_lines(list(failures), job.fold)
-    done = f"would be {_DONE[command.action]}" if command.dry_run else _DONE[command.action]
-    rest = *_kept_lines(results, dry_run=command.dry_run), *_enough_lines(results)
+    done = f"would be {_DONE[command.verb]}" if _is_dry(command) else _DONE[command.verb]
+    rest = *_kept_lines(results, dry_run=_is_dry(command)), *_enough_lines(results)
     for line in [*_done_lines(command, results, done), *rest]:
         say(line)
     for line in failed:
@@ -163,11 +147,11 @@ def _print(
     idle = [name for name, result in results.items() if not (result.stay or result.enough)]
     if idle and not failed and not any(result.done for result in results.values()):
         of = "" if command.user is None else f"of {name_or_uid(command.user)} "
-        say(f"nothing {of}to {command.action} on {nodes_text(idle, job.fold)}")
+        say(f"nothing {of}to {command.verb} on {nodes_text(idle, job.fold)}")
 
 
 def _failures(
-    command: Command,
+    command: OfCopies,
     results: Mapping[str, NodeResult],
     problems: Mapping[str, str],
     hints: Mapping[str, str],
@@ -176,7 +160,7 @@ def _failures(
     absent = Counter(one.absent for result in results.values() for one in result.refused)
     # A copy to evict or unpin may be absent on some of the nodes, but not on all.
     tolerated: set[str] = set()
-    if command.action in (Action.EVICT, Action.UNPIN):
+    if command.verb in (Evict.verb, Unpin.verb):
         tolerated = {path for path, count in absent.items() if path and count < len(results)}
     refused = [
         Failure(one.code, one.message + hints.get(one.absent, ""), name)
@@ -201,7 +185,7 @@ def _with_names(failures: Sequence[Failure]) -> list[Failure]:
     ]
 
 
-def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) -> list[str]:
+def _done_lines(command: OfCopies, results: Mapping[str, NodeResult], done: str) -> list[str]:
     """Return a line for each copy with its nodes; of many copies, what was done with all."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for name, result in results.items():
@@ -209,7 +193,7 @@ def _done_lines(command: Command, results: Mapping[str, NodeResult], done: str) 
             what = f"{done}, but for files of yours," if one.kept else done
             what = "was gone already" if one.gone else what
             nodes.setdefault((one.destination, what), []).append(name)
-    if len(nodes) > _MOST_NAMED and not command.dry_run:
+    if len(nodes) > _MOST_NAMED and not _is_dry(command):
         return [*_sum_lines(results, done)]
     return [
         f"{path}: {what} on {nodes_text(names, job.fold)}" for (path, what), names in nodes.items()
@@ -272,7 +256,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
     Until you unpin them, they are not removed, whatever space is needed. Staging to DST still
     replaces them.
     """
-    return run_action(Action.PIN, destinations, where, as_json=as_json)
+    return run_action(Pin, destinations, where, as_json=as_json)
 
 
 @click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
@@ -287,7 +271,7 @@ def unpin(
 
     They are then kept or removed as any other copy.
     """
-    return run_action(Action.UNPIN, destinations, where, as_json=as_json, user=whose(user))
+    return run_action(Unpin, destinations, where, as_json=as_json, user=whose(user))
 
 
 @click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 6, 7, 8, 9)))
@@ -301,7 +285,7 @@ def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> 
     is 7, and the message says what to do. Files that were added to a folder are named, but are no
     fault of the copy.
     """
-    return run_action(Action.VERIFY, destinations, where, as_json=as_json)
+    return run_action(Verify, destinations, where, as_json=as_json)
 
 
 #: Seconds in which a step's first task begins to evict what all are told to, and between looks.
@@ -355,16 +339,15 @@ def evict(
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
     if destinations and _does_first_task(destinations, where):
         return 0
-    return run_action(
-        Action.EVICT,
-        destinations,
-        where,
-        as_json=as_json,
+    uid = whose(user)
+    make = partial(
+        Evict,
         older=_seconds(older) if older else 0,
         to_free=_bytes(to_free) if to_free else 0,
         dry_run=dry_run,
-        user=whose(user),
+        job=_own_job(os.environ) if uid is None else 0,
     )
+    return run_action(make, destinations, where, as_json=as_json, user=uid)
 
 
 def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:

@@ -21,7 +21,7 @@ from stager.doctor.site_rules import examine
 from stager.launch import job
 from stager.launch.job import find_srun, search_path
 from stager.launch.mpi import settle
-from stager.node.agent import Action, Command
+from stager.node.agent import Facts
 from stager.node.facts import Hello, NodeFacts, own_scripts, site_facts
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         found[problem(subject, *_parts(error.message))] = []
     site = site_facts(search_path(rules.launch.srun))
     here = job.own_name(os.environ)
-    local = Command(
-        Action.FACTS, rules.roots, rules.shared_roots, rules.destinations,
+    local = Facts(
+        rules.roots, rules.shared_roots, rules.destinations,
         config=str(where.config),
         plugstack=site.slurm.get("PlugStackConfig", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
-        scripts=tuple(own_scripts(site.slurm)), environment=rules.launch.environment,
+        scripts=tuple(own_scripts(site.slurm)), environment=dict(rules.launch.environment),
         textfile=rules.metrics.textfile,
     )  # fmt: skip
     scope = Scope.find(where, os.environ, rules.launch.srun)

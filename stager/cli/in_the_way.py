@@ -12,7 +12,7 @@ from stager.base.errors import StageError
 from stager.cli.scope import Scope, read_answers
 from stager.doctor.node_rules import fits
 from stager.launch import job
-from stager.node.agent import Action, Command
+from stager.node.agent import Facts
 from stager.node.facts import NodeFacts
 
 if TYPE_CHECKING:
@@ -28,9 +28,8 @@ def what_is_in_the_way(context: JobContext, rules: Policy) -> str:
     ``rules`` name the variables for the MPI library.
     """
     try:
-        command = Command(Action.FACTS, ())
         scope = Scope(nodes=job.unfold(context.nodes), context=context)
-        facts, _ = read_answers(scope.ask(command, rules, os.environ), NodeFacts)
+        facts, _ = read_answers(scope.ask(Facts(), rules, os.environ), NodeFacts)
     except StageError:  # the failure to start is what the user must know
         return ""
     return absent_interface(facts, rules.launch)

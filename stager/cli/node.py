@@ -6,10 +6,9 @@ import os
 
 import click
 
-from stager.cli.scope import answer
 from stager.launch import job
 from stager.launch.nodes import frames, hello
-from stager.node.agent import Command
+from stager.node.agent import answer, command_of
 
 
 @click.command(hidden=True)
@@ -21,7 +20,7 @@ def node(command: str, name: str) -> int:
     The other node may know this one by another NAME, such as its address.
     """
     name = name or job.own_name(os.environ)
-    received = Command.from_text(command)
+    received = command_of(command)
     click.echo(hello(name))
     for line in frames(name, answer(received, "")):
         click.echo(line)

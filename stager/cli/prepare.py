@@ -16,7 +16,7 @@ from stager.cli.render import failure_lines, nodes_text
 from stager.cli.scope import Scope, read_answers
 from stager.cli.terminal import complain, say
 from stager.launch.job import fold
-from stager.node.agent import Action, Command
+from stager.node.agent import Prepare
 from stager.node.user_folders import NodePrepared
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
     rules = where.rules()
     scope = Scope.find(where, os.environ, rules.launch.srun)
     lasting = tuple(root for root in rules.roots if root not in rules.private_roots)
-    command = Command(Action.PREPARE, lasting, config=str(where.config))
+    command = Prepare(lasting, str(where.config))
     answers = scope.ask(command, rules, os.environ)
     nodes, problems = read_answers(answers, NodePrepared)
     failures = [

@@ -8,7 +8,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import codec_of
 from stager.base.errors import StageError, UsageError
@@ -17,9 +17,7 @@ from stager.cli.arguments import absolute
 from stager.launch import job, nodes
 from stager.launch.nodes import Answer
 from stager.launch.schedulers import choose, read_text
-from stager.node import agent
-from stager.node.agent import Action, carry_out_for, check_may_ask
-from stager.store.states import node_status
+from stager.node.agent import answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -155,44 +153,6 @@ class Scope:
             own = job.outside(environment) if self.other_job else environment
             answers += nodes.ask(self.nodes, command, self.context, rules, own)
         return answers
-
-
-def answer(command: Command, disk: str) -> dict[str, Any]:
-    """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer."""
-    if command.action is Action.STATUS:
-        if command.user is not None:
-            check_may_ask(command.user)
-        status = node_status(
-            disk, command.roots, command.shared_roots, command.shared_owner,
-            everyone=command.everyone, user=command.user,
-        )  # fmt: skip
-        return _data(status)
-    if command.action is Action.FACTS:
-        return _facts(command)
-    if command.action is Action.PREPARE:
-        from stager.node.user_folders import prepare_node  # only for stagectl prepare
-
-        return _data(prepare_node(command.roots, command.config))
-    if command.user is not None:
-        return _data(carry_out_for(command.user, command, disk))
-    return _data(agent.carry_out(command, disk))
-
-
-def _facts(command: Command) -> dict[str, Any]:
-    from stager.node.facts import node_facts  # only for stagectl doctor
-
-    facts = node_facts(
-        command.config, command.plugstack, command.roots, command.shared_roots,
-        command.destinations,
-        computes=command.computes, environment=command.environment,
-        scripts=command.scripts, textfile=command.textfile,
-    )  # fmt: skip
-    return _data(facts)
-
-
-def _data(answer: object) -> dict[str, Any]:
-    data: dict[str, Any] = codec_of(type(answer)).to_data(answer)
-    return data
 
 
 def read_answers(

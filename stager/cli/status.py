@@ -36,7 +36,7 @@ from stager.cli.tables import (
 )
 from stager.cli.terminal import Blocks, complain, painted, watch, width
 from stager.launch import job
-from stager.node.agent import Action, Command
+from stager.node.agent import Status
 from stager.store.states import NodeStatus
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ def show_status(
 
 
 def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
-    command = Command(
-        Action.STATUS, rules.roots, rules.shared_roots, everyone=by == "user" and user is None,
-        shared_owner=rules.shared_owner, user=user,
+    command = Status(
+        rules.roots, rules.shared_roots, rules.shared_owner, user,
+        everyone=by == "user" and user is None,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus)

@@ -27,7 +27,7 @@ from stager.launch.environment import step_environment
 from stager.launch.job import find_srun
 from stager.launch.process import Process
 from stager.launch.srun import step_argv
-from stager.node.agent import Action
+from stager.node.agent import Status, Verify, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,7 +120,7 @@ class Mailbox:
 
         A status reads records and takes no longer; other commands must only have begun.
         """
-        at_once = command.action is Action.STATUS
+        at_once = isinstance(command, Status)
         return [node for node in self.waiting if at_once or node not in self.begun]
 
 
@@ -171,7 +171,7 @@ def ask_by_step(
     mailbox = Mailbox(nodes)
     try:
         srun = find_srun(policy.launch.srun)
-        argv = step_argv(srun, job, nodes, [*NODE_ARGV, command.to_text()])
+        argv = step_argv(srun, job, nodes, [*NODE_ARGV, text_of(command)])
         process = Process(argv, step_environment(environment, policy, job.job, job.variables))
     except LaunchError as error:
         for node in nodes:
@@ -186,7 +186,7 @@ def ask_by_step(
             if failed or not process.ends_within(_LEAVE):
                 process.end(_LEAVE)
     cut_off = [n for n in nodes if n in mailbox.begun and mailbox.answers[n].problem]
-    if command.action is Action.VERIFY and 0 < len(cut_off) < len(nodes):
+    if isinstance(command, Verify) and 0 < len(cut_off) < len(nodes):
         # When a task does not start on one node, srun ends the others after a while.
         mailbox.answers |= ask_by_step(cut_off, command, job, policy, environment)
     return mailbox.answers
@@ -246,7 +246,7 @@ def ask_by_clustershell(nodes: Sequence[str], command: Command) -> dict[str, Ans
     _apply_site_settings(task)
     handler = _make_handler(mailbox, command)
     for node in nodes:
-        line = shlex.join([*NODE_ARGV, command.to_text(), node])
+        line = shlex.join([*NODE_ARGV, text_of(command), node])
         handler.workers[node] = task.shell(
             line, nodes=node, handler=handler, stdin=False, stderr=True
         )

@@ -1,27 +1,22 @@
-"""Carry out root's command about one user's copies, in a process of that user.
+"""Carry out what a user asks one node for: the commands of `stagectl`, and what the node answers.
 
-Root touches no path that a user named. What the process answers is judged as what comes from
-another node; one that does not answer in time is left alone.
-
-Carry out what a user asks for on one node's copies: verify, evict, pin or unpin.
-
-`stagectl` calls this on its own node; on other nodes `stagectl node` does, for a command that came
-from `launch.nodes`.
+`stagectl` calls `answer` on its own node; on other nodes `stagectl node` does, for a command that
+came from `launch.nodes`. A command of root's about one user's copies is carried out in a process of
+that user, since root touches no path that a user named. What this process answers is judged as what
+comes from another node; one that does not answer in time is left alone.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import time
 import zlib
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from stager.base.child import answer_as
 from stager.base.codec import codec_of
@@ -42,11 +37,14 @@ from stager.store import removal, space
 from stager.store.cache import RECORD_LIMIT, Cache, look_for_cache
 from stager.store.locks import Locks
 from stager.store.removal import finish
+from stager.store.states import NodeStatus, node_status
 from stager.store.verify import as_mended, delete_command, fault_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from stager.node.facts import NodeFacts
+    from stager.node.user_folders import NodePrepared
     from stager.store.record import Record
     from stager.store.space import Candidate
 
@@ -54,122 +52,8 @@ if TYPE_CHECKING:
 _LIMIT = 120.0
 #: The most bytes of an answer.
 _LONGEST = 32 << 20
-
-
-def carry_out_for(user: int, command: Command, disk: str, limit: float = _LIMIT) -> NodeResult:
-    """Carry out ``command`` as the ``user`` on the node whose disk is seen at ``disk``.
-
-    Raise PolicyRefusal unless this process is root's.
-    """
-    check_may_ask(user)
-
-    def act(output: int) -> None:
-        result = carry_out(replace(command, job=0), disk)
-        with open(output, "wb") as file:
-            file.write(zlib.compress(json.dumps(codec_of(NodeResult).to_data(result)).encode()))
-
-    try:
-        # To unpin a copy, its record is written.
-        told = answer_as(user, *groups_of(user), act, limit, file_size=RECORD_LIMIT)
-        answer = zlib.decompressobj().decompress(told, _LONGEST)
-        return codec_of(NodeResult).from_data(json.loads(answer))
-    except (zlib.error, ValueError, RecursionError):
-        text = (
-            f"what a process of uid {user} answered cannot be read, and some of it may be done; "
-            "stagectl status --user shows what is left; name single copies, then try again"
-        )
-    except OSError:
-        text = (
-            f"a process that looks at the copies of uid {user} as this user did not answer within "
-            f"{limit:g} s; look for a filesystem of that user that does not answer, or for a "
-            "process of that user that stops it; then try again"
-        )
-    return NodeResult(refused=[Refused(LaunchError.code, text)])
-
-
-def check_may_ask(user: int) -> None:
-    """Raise PolicyRefusal if this process may not ask about the copies of ``user``."""
-    if os.getuid() not in (0, user):
-        raise PolicyRefusal(
-            f"only root may use the copies of another user (uid {user}); run this as root, or "
-            "leave out --user"
-        )
-
-
-class Action(StrEnum):
-    """What a user asks for."""
-
-    STATUS = "status"
-    VERIFY = "verify"
-    EVICT = "evict"
-    PIN = "pin"
-    UNPIN = "unpin"
-    #: For `stagectl doctor`.
-    FACTS = "facts"
-    #: For `stagectl prepare`.
-    PREPARE = "prepare"
-
-
 #: Why what is at the path of a copy stays, though its record goes.
 _FORGOTTEN = "not the copy, which is gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """An action, the site's roots, and the copies that the action is for.
-
-    Without ``destinations`` it is for all copies, or for those that ``older`` or ``to_free`` mean.
-    For `Action.FACTS`, ``destinations`` are the site's.
-    """
-
-    action: Action
-    roots: tuple[str, ...]
-    shared_roots: tuple[str, ...] = ()
-    destinations: tuple[str, ...] = ()
-    #: Evict what was not used for so many seconds.
-    older: int = 0
-    #: Evict until so many bytes are free on each disk.
-    to_free: int = 0
-    dry_run: bool = False
-    #: Show the status of all users' copies.
-    everyone: bool = False
-    #: The uid of the account that stages beneath ``shared_roots``.
-    shared_owner: int = 0
-    #: The job from which the command comes, 0 outside of jobs: it may evict what it alone uses.
-    job: int = 0
-    #: The uid of the user whose copies root asks about; None for those of the user who asks.
-    #: Messages then name this user in the commands that they propose to root.
-    user: int | None = None
-    #: The path of stage.toml, for `Action.FACTS` and `Action.PREPARE`.
-    config: str = ""
-    #: For `Action.FACTS`: what Slurm's configuration names, and whether jobs run there.
-    plugstack: str = ""
-    computes: bool = True
-    #: Likewise: the scripts that Slurm runs before and after a job, the file for metrics, and what
-    #: ranks are given.
-    scripts: tuple[str, ...] = ()
-    textfile: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def option(self) -> str:
-        """The option behind the name of a command, with a space, if root asks about a user."""
-        return "" if self.user is None else f" --user {name_or_uid(self.user)}"
-
-    def to_text(self) -> str:
-        """Return the command as one argument that every shell passes on unchanged."""
-        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
-
-    @classmethod
-    def from_text(cls, text: str) -> Command:
-        """Return the command that `to_text` wrote. Raise UsageError."""
-        try:
-            fields = json.loads(base64.urlsafe_b64decode(text))
-            lists = ("roots", "shared_roots", "destinations", "scripts")
-            fields |= {name: tuple(fields[name]) for name in lists}
-            return cls(**{**fields, "action": Action(fields["action"])})
-        except (binascii.Error, ValueError, TypeError, KeyError):
-            raise UsageError("only stagectl on another node calls this command") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,26 +106,385 @@ class NodeResult:
     enough: list[Enough] = field(default_factory=list)
 
 
-def carry_out(command: Command, disk: str) -> NodeResult:
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The site's roots, and whose copies beneath them a command is about."""
+
+    roots: tuple[str, ...]
+    shared_roots: tuple[str, ...] = ()
+    #: The uid of the account that stages beneath ``shared_roots``.
+    shared_owner: int = 0
+    #: The uid of the user whose copies root asks about; None for those of the user who asks.
+    #: Messages then name this user in the commands that they propose to root.
+    user: int | None = None
+
+    @property
+    def option(self) -> str:
+        """The option behind the name of a command, with a space, if root asks about a user."""
+        return "" if self.user is None else f" --user {name_or_uid(self.user)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Where):
+    """Tell what is staged; for root, with ``everyone`` that of all users."""
+
+    everyone: bool = False
+
+    def carry_out(self, disk: str) -> NodeStatus:
+        """Return what the node holds. Raise PolicyRefusal."""
+        if self.user is not None:
+            check_may_ask(self.user)
+        return node_status(
+            disk, self.roots, self.shared_roots, self.shared_owner,
+            everyone=self.everyone, user=self.user,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OfCopies(Where):
+    """Do something with the copies at ``destinations``."""
+
+    destinations: tuple[str, ...] = ()
+
+    #: The name of the command of `stagectl`.
+    verb: ClassVar[str]
+
+    def carry_out(self, disk: str) -> NodeResult:
+        """Return what was done on the node whose disk is seen at ``disk``. Raise PolicyRefusal."""
+        if self.user is not None:
+            return carry_out_for(self.user, self, disk)
+        return carry_out(self, disk)
+
+    def do_all(self, node: _Node) -> None:
+        """Do it with each copy; one that fails does not stop the others."""
+        for destination in self.destinations:
+            with node.refusing(destination):
+                self.do(node, *node.find(destination))
+
+    def do(self, node: _Node, cache: Cache, record: Record) -> None:
+        """Do it with one copy. Raise StageError or OSError."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(OfCopies):
+    """Compare copies with their checksums; without ``destinations``, all of this user."""
+
+    verb = "verify"
+
+    def do_all(self, node: _Node) -> None:
+        """Verify each copy."""
+        if self.destinations:
+            OfCopies.do_all(self, node)
+            return
+        for cache in node.own:
+            for record in sorted(cache.records(), key=lambda record: record.destination):
+                with node.refusing(record.destination):
+                    self.do(node, cache, record)
+
+    def do(self, node: _Node, cache: Cache, record: Record) -> None:
+        """Verify one copy, and note in its record whether it is damaged."""
+        fault = fault_of(cache, record, node.disk)
+        if fault.text and cache in node.own:
+            # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
+            with node.locked(cache, record.destination):
+                if cache.is_updating(record.destination):
+                    finish(cache, f"{node.disk}{record.destination}", record.destination)
+                now = cache.load(record.destination)
+                if now is None:
+                    return  # evicted meanwhile
+                record = now
+                fault = fault_of(cache, record, node.disk)
+                with suppress(StageError):  # the fault is reported even if the disk is full
+                    if fault.is_damage:
+                        cache.save(record.as_damaged())
+        if fault.text:
+            raise IntegrityError(f"{record.destination}: {fault.text}")
+        if record.tree and record.is_damaged and cache in node.own:
+            with suppress(StageError), node.locked(cache, record.destination):
+                if cache.load(record.destination) == record:
+                    cache.save(as_mended(cache, record))  # by its user
+        node.result.done.append(Done(record.destination, record.copy_facts.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Pin(OfCopies):
+    """Protect copies from eviction."""
+
+    verb = "pin"
+
+    def do(self, node: _Node, cache: Cache, record: Record) -> None:
+        """Note it in the record."""
+        destination = record.destination
+        with node.locked(cache, destination):
+            now = cache.load(destination)
+            if now is None:
+                raise _AbsentError(destination, self)
+            cache.save(replace(now, pinned=self.verb == Pin.verb))
+        node.result.done.append(Done(destination, record.copy_facts.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin(Pin):
+    """Protect copies from eviction no longer."""
+
+    verb = "unpin"
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(OfCopies):
+    """Delete copies: those at ``destinations``, or those that ``older`` or ``to_free`` mean."""
+
+    #: What was not used for so many seconds.
+    older: int = 0
+    #: The least recently used, until so many bytes are free on each disk.
+    to_free: int = 0
+    dry_run: bool = False
+    #: The job from which the command comes, 0 outside of jobs: it may evict what it alone uses.
+    job: int = 0
+
+    verb = "evict"
+
+    def do_all(self, node: _Node) -> None:
+        """Evict what is meant, after what killed stages left, which takes room, too."""
+        for cache in node.own:
+            with suppress(OSError):
+                cache.sweep()
+        if self.destinations:
+            OfCopies.do_all(self, node)
+        elif self.older:
+            limit = time.time() - self.older
+            found = (one for cache in node.own for one in space.find_candidates(cache, node.disk))
+            self._evict_all(node, (one for one in found if one.record.used_at < limit))
+        else:
+            by_disk: dict[int, list[Cache]] = {}
+            for cache in node.own:
+                by_disk.setdefault(os.stat(cache.folder).st_dev, []).append(cache)
+            for caches in by_disk.values():
+                with node.refusing():
+                    self._free_disk(node, caches)
+
+    def do(self, node: _Node, cache: Cache, record: Record) -> None:
+        """Evict one copy."""
+        destination = record.destination
+        if record.pinned:
+            unpin = f"stagectl unpin{self.option} {quote(destination)}"
+            raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
+        jobs = cache.jobs_using(destination)
+        own = self.job
+        if jobs := [job for job in jobs if job != own]:
+            used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
+            ended = "they have ended" if len(jobs) > 1 else "it has ended"
+            raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
+        path = f"{node.disk}{destination}"
+        size, gone = space.size_on_disk(cache, path, record), not os.path.lexists(path)
+        is_copy = removal.is_copy(record, path)
+        if self.dry_run and not is_copy:
+            raise IntegrityError(
+                f"{destination} was changed or replaced, so it would not be deleted"
+            )
+        if not self._remove(node, cache, destination, own):
+            raise node.busy(cache, destination)
+        if not is_copy:
+            text = (
+                f"{destination} was changed or replaced, so it was not deleted, and slurm-stage no "
+                "longer manages it"
+            )
+            if self.user is None:  # root deletes nothing of what a user put there
+                command = delete_command(destination)
+                text = f"{text}; if you do not need it, delete it there: {command}"
+            raise IntegrityError(text)
+        self._note(node, destination, size, gone=gone)
+
+    def _free_disk(self, node: _Node, caches: list[Cache]) -> None:
+        """Evict copies of ``caches``, which are on one disk.
+
+        Raise SpaceError, and evict nothing there, if that cannot free enough.
+        """
+        disk = os.statvfs(caches[0].folder)
+        free = disk.f_bavail * disk.f_frsize
+        lacking = self.to_free - free
+        root = caches[0].root.removeprefix(node.disk) or "/"
+        if lacking <= 0:
+            node.result.enough.append(Enough(root, free))
+            return
+        candidates = [one for cache in caches for one in space.find_candidates(cache, node.disk)]
+        chosen = space.choose(candidates, lacking)
+        freed = sum(one.size for one in chosen)
+        if freed < lacking:
+            held = [one for one in candidates if one.held]
+            wanted = _wanted_text(self.to_free)
+            whose = "your" if self.user is None else "this user's"
+            raise SpaceError(
+                f"{root}: cannot free {wanted}: {bytes_text(free)} are free, and evicting "
+                f"{whose} copies would free only {bytes_text(freed)} more"
+                f"{_held_text(held)}; nothing was evicted there"
+            )
+        self._evict_all(node, chosen)
+
+    def _evict_all(self, node: _Node, candidates: Iterable[Candidate]) -> None:
+        """Evict those that may go; one that fails does not stop the others."""
+        for one in sorted(candidates, key=lambda one: one.destination):
+            with node.refusing(one.destination):
+                self._evict_or_keep(node, one)
+
+    def _evict_or_keep(self, node: _Node, one: Candidate) -> None:
+        why: str = one.held or space.Held.IN_USE
+        path = f"{node.disk}{one.destination}"
+        gone = not os.path.lexists(path)
+        is_copy = not one.may_go or removal.is_copy(one.record, path)
+        is_done = one.may_go and self._remove(node, one.cache, one.destination)
+        if is_done and is_copy:
+            self._note(node, one.destination, one.size, gone=gone)
+        else:
+            why = _FORGOTTEN if is_done else why
+            node.result.stay.append(Stays(one.destination, str(why)))
+
+    def _remove(self, node: _Node, cache: Cache, destination: str, job: int = 0) -> bool:
+        """Remove a copy, unless this is a dry run.
+
+        Return False if it is pinned, being staged, or in use by another than ``job``.
+        """
+        if self.dry_run:
+            return True
+        locks = node.locks(cache)
+        return removal.remove(cache, locks, node.disk, destination, job) is not None
+
+    def _note(self, node: _Node, destination: str, size: int, *, gone: bool) -> None:
+        kept = not self.dry_run and os.path.lexists(f"{node.disk}{destination}")
+        node.result.done.append(Done(destination, size, gone, kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Gather the facts of the machine, for `stagectl doctor`; see `facts.node_facts`."""
+
+    roots: tuple[str, ...] = ()
+    shared_roots: tuple[str, ...] = ()
+    destinations: tuple[str, ...] = ()
+    #: The path of stage.toml.
+    config: str = ""
+    #: What Slurm's configuration names, whether jobs run there, and the scripts that Slurm runs
+    #: before and after a job.
+    plugstack: str = ""
+    computes: bool = True
+    scripts: tuple[str, ...] = ()
+    #: The file for metrics, and what ranks are given.
+    textfile: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def carry_out(self, disk: str) -> NodeFacts:
+        """Return the facts."""
+        from stager.node.facts import node_facts  # only for stagectl doctor
+
+        return node_facts(
+            self.config, self.plugstack, self.roots, self.shared_roots, self.destinations,
+            computes=self.computes, environment=self.environment,
+            scripts=self.scripts, textfile=self.textfile,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the folders of records beneath ``roots``; ``config`` is the path of stage.toml."""
+
+    roots: tuple[str, ...]
+    config: str
+
+    def carry_out(self, disk: str) -> NodePrepared:
+        """Return what was made."""
+        from stager.node.user_folders import prepare_node  # only for stagectl prepare
+
+        return prepare_node(self.roots, self.config)
+
+
+Command = Status | OfCopies | Facts | Prepare
+_COMMANDS: dict[str, type[Command]] = {
+    kind.__name__: kind for kind in (Status, Verify, Evict, Pin, Unpin, Facts, Prepare)
+}
+
+
+def text_of(command: Command) -> str:
+    """Return the command as one argument that every shell passes on unchanged."""
+    told = [type(command).__name__, _data(command)]
+    return base64.urlsafe_b64encode(json.dumps(told).encode()).decode()
+
+
+def command_of(text: str) -> Command:
+    """Return the command that `text_of` wrote. Raise UsageError."""
+    try:
+        name, data = json.loads(base64.urlsafe_b64decode(text))
+        return codec_of(_COMMANDS[name]).from_data(data)
+    except (ValueError, TypeError, KeyError):
+        raise UsageError("only stagectl on another node calls this command") from None
+
+
+def answer(command: Command, disk: str) -> dict[str, Any]:
+    """Carry out ``command`` on the node whose disk is seen at ``disk``; return its JSON answer.
+
+    Raise PolicyRefusal.
+    """
+    return _data(command.carry_out(disk))
+
+
+def _data(value: object) -> dict[str, Any]:
+    data: dict[str, Any] = codec_of(type(value)).to_data(value)
+    return data
+
+
+def carry_out(command: OfCopies, disk: str) -> NodeResult:
     """Carry out ``command`` on the node whose disk is seen at ``disk``. Raise nothing."""
     with ExitStack() as stack:
-        run = _Run(command, disk, stack)
-        with run.refusing():
-            if command.destinations:
-                run.for_destinations()
-            elif command.action is Action.VERIFY:
-                run.verify_all()
-            elif command.older:
-                run.evict_older()
-            else:
-                run.evict_to_free()
-    return run.result
+        node = _Node(command, disk, stack)
+        with node.refusing():
+            command.do_all(node)
+    return node.result
+
+
+def carry_out_for(user: int, command: OfCopies, disk: str, limit: float = _LIMIT) -> NodeResult:
+    """Carry out ``command`` as the ``user`` on the node whose disk is seen at ``disk``.
+
+    Raise PolicyRefusal unless this process is root's.
+    """
+    check_may_ask(user)
+
+    def act(output: int) -> None:
+        result = carry_out(command, disk)
+        with open(output, "wb") as file:
+            file.write(zlib.compress(codec_of(NodeResult).encode(result)))
+
+    try:
+        # To unpin a copy, its record is written.
+        told = answer_as(user, *groups_of(user), act, limit, file_size=RECORD_LIMIT)
+        answer = zlib.decompressobj().decompress(told, _LONGEST)
+        return codec_of(NodeResult).decode(answer)
+    except (zlib.error, ValueError):
+        text = (
+            f"what a process of uid {user} answered cannot be read, and some of it may be done; "
+            "stagectl status --user shows what is left; name single copies, then try again"
+        )
+    except OSError:
+        text = (
+            f"a process that looks at the copies of uid {user} as this user did not answer within "
+            f"{limit:g} s; look for a filesystem of that user that does not answer, or for a "
+            "process of that user that stops it; then try again"
+        )
+    return NodeResult(refused=[Refused(LaunchError.code, text)])
+
+
+def check_may_ask(user: int) -> None:
+    """Raise PolicyRefusal if this process may not ask about the copies of ``user``."""
+    if os.getuid() not in (0, user):
+        raise PolicyRefusal(
+            f"only root may use the copies of another user (uid {user}); run this as root, or "
+            "leave out --user"
+        )
 
 
 class _AbsentError(UsageError):
     """A destination that has no record on this node."""
 
-    def __init__(self, destination: str, command: Command) -> None:
+    def __init__(self, destination: str, command: Where) -> None:
         whose = "yours" if command.user is None else name_or_uid(command.user)
         super().__init__(
             f"{destination} is no copy of {whose} here; stagectl status{command.option} lists what "
@@ -250,20 +493,16 @@ class _AbsentError(UsageError):
         self.destination = destination
 
 
-class _Run:
-    """One command on one node: its caches, their locks, and the result so far."""
+class _Node:
+    """The caches on one node that a command is about, their locks, and the result so far."""
 
-    def __init__(self, command: Command, disk: str, stack: ExitStack) -> None:
+    def __init__(self, command: OfCopies, disk: str, stack: ExitStack) -> None:
         self._command = command
-        self._disk = disk
+        self.disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
-        self._own, self._of_site = _caches(command, disk)
+        self.own, self._of_site = _caches(command, disk)
         self.result = NodeResult()
-        if command.action is Action.EVICT:  # what killed stages left takes room, too
-            for cache in self._own:
-                with suppress(OSError):
-                    cache.sweep()
 
     @contextmanager
     def refusing(self, path: str = "") -> Iterator[None]:
@@ -277,201 +516,41 @@ class _Run:
             known = as_stage_error(error, path)
             self.result.refused.append(Refused(known.code, known.message))
 
-    def for_destinations(self) -> None:
-        """Do the action for each destination; one that fails does not stop the others."""
-        actions = {
-            Action.VERIFY: self._verify,
-            Action.EVICT: self._evict,
-            Action.PIN: self._pin,
-            Action.UNPIN: self._pin,
-        }
-        for destination in self._command.destinations:
-            with self.refusing(destination):
-                actions[self._command.action](*self._find(destination))
-
-    def verify_all(self) -> None:
-        """Verify every copy of this user."""
-        for cache in self._own:
-            for record in sorted(cache.records(), key=lambda record: record.destination):
-                with self.refusing(record.destination):
-                    self._verify(cache, record)
-
-    def evict_older(self) -> None:
-        """Evict the copies that were not used for `Command.older` seconds."""
-        limit = time.time() - self._command.older
-        self._evict_all(
-            one
-            for cache in self._own
-            for one in space.find_candidates(cache, self._disk)
-            if one.record.used_at < limit
-        )
-
-    def evict_to_free(self) -> None:
-        """Evict least recently used copies until `Command.to_free` bytes of each disk are free."""
-        by_disk: dict[int, list[Cache]] = {}
-        for cache in self._own:
-            by_disk.setdefault(os.stat(cache.folder).st_dev, []).append(cache)
-        for caches in by_disk.values():
-            with self.refusing():
-                self._free_disk(caches)
-
-    def _find(self, destination: str) -> tuple[Cache, Record]:
-        for cache in (*self._own, *self._of_site):
+    def find(self, destination: str) -> tuple[Cache, Record]:
+        """Return the record of a copy. Raise UsageError or PolicyRefusal."""
+        for cache in (*self.own, *self._of_site):
             if record := cache.load(destination):
-                action = self._command.action
-                if cache in self._of_site and action is not Action.VERIFY:
+                verb = self._command.verb
+                if cache in self._of_site and verb != Verify.verb:
                     by_root = f", or root by --user {name_or_uid(cache.uid)}"
                     raise PolicyRefusal(
                         f"{destination} was staged for all users: only the account that staged it "
-                        f"(uid {cache.uid}) may {action} it"
-                        + (by_root if action is Action.EVICT else "")
+                        f"(uid {cache.uid}) may {verb} it" + (by_root if verb == Evict.verb else "")
                     )
                 return cache, record
         raise _AbsentError(destination, self._command)
 
-    def _locks_of(self, cache: Cache) -> Locks:
+    def locks(self, cache: Cache) -> Locks:
+        """Return the locks of a cache, of which each has one place in a process."""
         if cache not in self._locks:
             self._locks[cache] = self._stack.enter_context(closing(Locks(cache)))
         return self._locks[cache]
 
     @contextmanager
-    def _locked(self, cache: Cache, destination: str) -> Iterator[None]:
+    def locked(self, cache: Cache, destination: str) -> Iterator[None]:
         """Hold the lock of ``destination`` for the block. Raise BusyError if another job has it."""
-        locks = self._locks_of(cache)
+        locks = self.locks(cache)
         if not locks.take(destination):
-            raise self._busy(cache, destination)
+            raise self.busy(cache, destination)
         try:
             yield
         finally:
             locks.release(destination)
 
-    def _busy(self, cache: Cache, destination: str) -> BusyError:
-        holder = self._locks_of(cache).holder(destination)
+    def busy(self, cache: Cache, destination: str) -> BusyError:
+        """Return the error for a copy that another process works on."""
+        holder = self.locks(cache).holder(destination)
         return BusyError(f"{destination} is being staged or evicted by {holder}; try again later")
-
-    def _verify(self, cache: Cache, record: Record) -> None:
-        fault = fault_of(cache, record, self._disk)
-        if fault.text and cache in self._own:
-            # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
-            with self._locked(cache, record.destination):
-                if cache.is_updating(record.destination):
-                    finish(cache, f"{self._disk}{record.destination}", record.destination)
-                now = cache.load(record.destination)
-                if now is None:
-                    return  # evicted meanwhile
-                record = now
-                fault = fault_of(cache, record, self._disk)
-                with suppress(StageError):  # the fault is reported even if the disk is full
-                    if fault.is_damage:
-                        cache.save(record.as_damaged())
-        if fault.text:
-            raise IntegrityError(f"{record.destination}: {fault.text}")
-        if record.tree and record.is_damaged and cache in self._own:
-            with suppress(StageError), self._locked(cache, record.destination):
-                if cache.load(record.destination) == record:
-                    cache.save(as_mended(cache, record))  # by its user
-        self._note(record.destination, record.copy_facts.size)
-
-    def _evict(self, cache: Cache, record: Record) -> None:
-        destination = record.destination
-        if record.pinned:
-            unpin = f"stagectl unpin{self._command.option} {quote(destination)}"
-            raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
-        jobs = cache.jobs_using(destination)
-        own = self._command.job
-        if jobs := [job for job in jobs if job != own]:
-            used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
-            ended = "they have ended" if len(jobs) > 1 else "it has ended"
-            raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
-        path = f"{self._disk}{destination}"
-        size, gone = space.size_on_disk(cache, path, record), not os.path.lexists(path)
-        is_copy = removal.is_copy(record, path)
-        if self._command.dry_run and not is_copy:
-            raise IntegrityError(
-                f"{destination} was changed or replaced, so it would not be deleted"
-            )
-        if not self._remove(cache, record, own):
-            raise self._busy(cache, destination)
-        if not is_copy:
-            text = (
-                f"{destination} was changed or replaced, so it was not deleted, and slurm-stage no "
-                "longer manages it"
-            )
-            if self._command.user is None:  # root deletes nothing of what a user put there
-                command = delete_command(destination)
-                text = f"{text}; if you do not need it, delete it there: {command}"
-            raise IntegrityError(text)
-        self._note_evicted(destination, size, gone=gone)
-
-    def _free_disk(self, caches: list[Cache]) -> None:
-        """Evict copies of ``caches``, which are on one disk.
-
-        Raise SpaceError, and evict nothing there, if that cannot free enough.
-        """
-        disk = os.statvfs(caches[0].folder)
-        free = disk.f_bavail * disk.f_frsize
-        lacking = self._command.to_free - free
-        root = caches[0].root.removeprefix(self._disk) or "/"
-        if lacking <= 0:
-            self.result.enough.append(Enough(root, free))
-            return
-        candidates = [one for cache in caches for one in space.find_candidates(cache, self._disk)]
-        chosen = space.choose(candidates, lacking)
-        freed = sum(one.size for one in chosen)
-        if freed < lacking:
-            held = [one for one in candidates if one.held]
-            wanted = _wanted_text(self._command.to_free)
-            whose = "your" if self._command.user is None else "this user's"
-            raise SpaceError(
-                f"{root}: cannot free {wanted}: {bytes_text(free)} are free, and evicting "
-                f"{whose} copies would free only {bytes_text(freed)} more"
-                f"{_held_text(held)}; nothing was evicted there"
-            )
-        self._evict_all(chosen)
-
-    def _evict_all(self, candidates: Iterable[Candidate]) -> None:
-        """Evict those that may go; one that fails does not stop the others."""
-        for one in sorted(candidates, key=lambda one: one.destination):
-            with self.refusing(one.destination):
-                self._evict_or_keep(one)
-
-    def _evict_or_keep(self, one: Candidate) -> None:
-        why: str = one.held or space.Held.IN_USE
-        path = f"{self._disk}{one.destination}"
-        gone = not os.path.lexists(path)
-        is_copy = not one.may_go or removal.is_copy(one.record, path)
-        is_done = one.may_go and self._remove(one.cache, one.record)
-        if is_done and is_copy:
-            self._note_evicted(one.destination, one.size, gone=gone)
-        else:
-            why = _FORGOTTEN if is_done else why
-            self.result.stay.append(Stays(one.destination, str(why)))
-
-    def _remove(self, cache: Cache, record: Record, job: int = 0) -> bool:
-        """Remove a copy, unless this is a dry run.
-
-        Return False if it is pinned, being staged, or in use by another than ``job``.
-        """
-        if self._command.dry_run:
-            return True
-        locks = self._locks_of(cache)
-        return removal.remove(cache, locks, self._disk, record.destination, job) is not None
-
-    def _pin(self, cache: Cache, record: Record) -> None:
-        destination = record.destination
-        with self._locked(cache, destination):
-            now = cache.load(destination)
-            if now is None:
-                raise _AbsentError(destination, self._command)
-            cache.save(replace(now, pinned=self._command.action is Action.PIN))
-        self._note(destination, record.copy_facts.size)
-
-    def _note(self, destination: str, size: int) -> None:
-        self.result.done.append(Done(destination, size))
-
-    def _note_evicted(self, destination: str, size: int, *, gone: bool) -> None:
-        kept = not self._command.dry_run and os.path.lexists(f"{self._disk}{destination}")
-        self.result.done.append(Done(destination, size, gone, kept))
 
 
 def _wanted_text(size: int) -> str:
@@ -487,7 +566,7 @@ def _held_text(held: Sequence[Candidate]) -> str:
     return f" ({space.held_names(held)} {'stays' if len(held) == 1 else 'stay'})"
 
 
-def _caches(command: Command, disk: str) -> tuple[list[Cache], list[Cache]]:
+def _caches(command: Where, disk: str) -> tuple[list[Cache], list[Cache]]:
     """Return the caches of this user, and the shared ones that this user may only read."""
     uid, owner = os.getuid(), command.shared_owner
     own: list[Cache] = []

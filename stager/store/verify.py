@@ -1,6 +1,6 @@
 """Compare a copy's bytes on the disk with its recorded digest.
 
-`upkeep` calls this for `stagectl verify`.
+`node.agent` calls this for `stagectl verify`.
 """
 
 from __future__ import annotations

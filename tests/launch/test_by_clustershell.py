@@ -11,12 +11,12 @@ import pytest
 from stager.base.errors import LaunchError
 from stager.launch import nodes
 from stager.launch.nodes import Answer
-from stager.node.agent import Action, Command
+from stager.node.agent import Status, text_of
 
 if TYPE_CHECKING:
     from tests.support.nodes import Site
 
-STATUS = Command(Action.STATUS, ("/nvme",))
+STATUS = Status(("/nvme",))
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
 NO_ANSWER = (
     "no answer within 0.6 s; ask again, and if it stays silent see whether the node and its disks "
@@ -29,7 +29,7 @@ def test_nodes_outside_of_the_job_are_asked_as_clush_would(shell: Site) -> None:
     assert shell.ask("n1", job=None) == [Answer("n1", LARGE)]
     [asked] = (shell.folder / "asked").read_text().splitlines()
     assert asked.startswith("-oPort=2222 ")
-    command = f"n1 {sys.executable} -I -m stager node {STATUS.to_text()} n1"
+    command = f"n1 {sys.executable} -I -m stager node {text_of(STATUS)} n1"
     assert asked.endswith(command)
 
 
@@ -69,7 +69,7 @@ def test_a_real_node_command_answers(shell: Site, monkeypatch: pytest.MonkeyPatc
     shell.program("our-ssh", 'while [[ $1 == -* ]]; do shift; done\nSLURMD_NODENAME=$1 sh -c "$2"')
     (shell.folder / "nvme").mkdir()
     monkeypatch.setattr(nodes, "PATIENCE", 10.0)
-    command = Command(Action.STATUS, (f"{shell.folder}/nvme",))
+    command = Status((f"{shell.folder}/nvme",))
     [answer] = shell.ask("n1", command, None)
     assert answer.content is not None, answer.problem
     assert json.loads(json.dumps(answer.content))["entries"] == []

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from stager.launch.job import JobContext
 from stager.launch.nodes import NODE_ARGV, Answer, frames, hello
 from stager.launch.srun import step_argv
-from stager.node.agent import Action, Command
+from stager.node.agent import Status, Verify, text_of
 
 if TYPE_CHECKING:
     from tests.support.nodes import Site
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
-STATUS = Command(Action.STATUS, ("/nvme",))
-VERIFY = Command(Action.VERIFY, ("/nvme",))
+STATUS = Status(("/nvme",))
+VERIFY = Verify(("/nvme",))
 LARGE = {"entries": [f"/nvme/{number} é" for number in range(5000)]}
 NO_ANSWER = (
     "no answer within 0.6 s; ask again, and if it stays silent see whether the node and its disks "
@@ -105,7 +105,7 @@ def test_the_step_runs_the_command_on_the_nodes_that_are_asked(site: Site) -> No
     site.program("srun", f'printf "%s\\n" "$@" >{site.folder}/argv')
     site.ask("n1 n3")
     argv = (site.folder / "argv").read_text().splitlines()
-    assert argv == step_argv("srun", JOB, ["n1", "n3"], [*NODE_ARGV, STATUS.to_text()])[1:]
+    assert argv == step_argv("srun", JOB, ["n1", "n3"], [*NODE_ARGV, text_of(STATUS)])[1:]
     assert (sys.executable, "-I", "-m", "stager", "node") == NODE_ARGV
 
 

@@ -12,7 +12,7 @@ import pytest
 from stager.base.codec import codec_of
 from stager.base.errors import PolicyRefusal
 from stager.fs.files import CopyFacts
-from stager.node.agent import Action, Command, Done, NodeResult, Refused, carry_out, carry_out_for
+from stager.node.agent import Done, Evict, NodeResult, Pin, Refused, Unpin, carry_out, carry_out_for
 from stager.source.posix import facts_of
 from stager.store.cache import Cache, open_cache
 from stager.store.record import VERSION, Record
@@ -68,7 +68,7 @@ def record(nvme: Path, name: str, facts: os.stat_result) -> None:
 
 def evict(user: int, disk: Path, *names: object, **options: object) -> NodeResult:
     destinations = tuple(f"/nvme/{name}" for name in names)
-    command = Command(Action.EVICT, ("/nvme",), (), destinations, user=user, **options)  # type: ignore[arg-type]
+    command = Evict(("/nvme",), user=user, destinations=destinations, **options)  # type: ignore[arg-type]
     return carry_out_for(user, command, str(disk))
 
 
@@ -93,11 +93,11 @@ def test_root_lists_and_removes_the_copies_of_the_one_user(disk: Path) -> None:
 
 def test_root_unpins_the_copies_of_the_one_user(disk: Path) -> None:
     path = f"/nvme/{USER}"
-    own = Command(Action.PIN, ("/nvme",), (), (path,))
+    own = Pin(("/nvme",), destinations=(path,))
     assert as_user(USER, lambda: carry_out(own, str(disk))) == NodeResult([Done(path, 4)])
     pinned = f"{path} is pinned; unpin it first: stagectl unpin --user {USER} {path}"
     assert evict(USER, disk, USER) == NodeResult(refused=[Refused(3, pinned)])
-    unpin = Command(Action.UNPIN, ("/nvme",), (), (path,), user=USER)
+    unpin = Unpin(("/nvme",), user=USER, destinations=(path,))
     assert carry_out_for(USER, unpin, str(disk)) == NodeResult([Done(path, 4)])
     assert evict(USER, disk, USER) == NodeResult([Done(path, 4096)])
 
@@ -136,7 +136,7 @@ def test_a_link_in_the_place_of_the_records_leads_root_to_those_of_nobody(disk: 
 
 
 def test_a_process_that_does_not_answer_in_time_is_reported(disk: Path) -> None:
-    command = Command(Action.EVICT, ("/nvme",), older=60, user=USER)
+    command = Evict(("/nvme",), older=60, user=USER)
     assert carry_out_for(USER, command, str(disk), 0.0).refused == [
         Refused(
             8,
@@ -166,7 +166,7 @@ def test_the_copies_of_many_records_fit_into_the_answer(disk: Path) -> None:
 
 
 def test_the_own_user_needs_no_other_process(disk: Path) -> None:
-    command = Command(Action.EVICT, ("/nvme",), (), (f"/nvme/{USER}",))
+    command = Evict(("/nvme",), destinations=(f"/nvme/{USER}",))
     assert as_user(USER, lambda: carry_out(command, str(disk))).done == [
         Done(f"/nvme/{USER}", 4096)
     ]

@@ -17,7 +17,21 @@ from stager.base.codec import codec_of
 from stager.base.errors import DestinationError, UsageError
 from stager.base.options import Options
 from stager.fs.files import CopyFacts, digest_of
-from stager.node.agent import Action, Command, Done, Enough, NodeResult, Refused, Stays, carry_out
+from stager.node.agent import (
+    Done,
+    Enough,
+    Evict,
+    NodeResult,
+    OfCopies,
+    Pin,
+    Refused,
+    Stays,
+    Unpin,
+    Verify,
+    carry_out,
+    command_of,
+    text_of,
+)
 from stager.request.items import StageItem
 from stager.source.posix import facts_of, look_at_source
 from stager.store import verify
@@ -64,9 +78,9 @@ class Node:
         self.cache.save(replace(record, **changes))  # type: ignore[arg-type]
         return copy
 
-    def do(self, action: Action, *names: str, **options: object) -> NodeResult:
+    def do(self, make: type[OfCopies], *names: str, **options: object) -> NodeResult:
         destinations = tuple(f"/nvme/{name}" for name in names)
-        command = Command(action, ("/nvme",), destinations=destinations, **options)  # type: ignore[arg-type]
+        command = make(("/nvme",), destinations=destinations, **options)  # type: ignore[arg-type]
         return carry_out(command, str(self.disk))
 
     def left(self) -> list[str]:
@@ -124,24 +138,23 @@ def held_by_another(node: Node, name: str, act: Callable[[], NodeResult]) -> Nod
 
 
 def test_a_command_travels_as_one_plain_argument() -> None:
-    command = Command(
-        Action.EVICT,
+    command = Evict(
         ("/nvme", ""),
         ("/site",),
-        ("/nvme/a b'\n", "/nvme/\udce9"),
-        7,
-        8,
+        destinations=("/nvme/a b'\n", "/nvme/\udce9"),
+        older=7,
+        to_free=8,
         dry_run=True,
     )
-    text = command.to_text()
+    text = text_of(command)
     assert text.replace("-", "").replace("_", "").rstrip("=").isalnum()
-    assert Command.from_text(text) == command
+    assert command_of(text) == command
 
 
 @pytest.mark.parametrize("text", ["", "x", "AAAA", "bnVsbA==", "e30=", "eyJkZWVkIjogMX0="])
 def test_a_text_that_is_not_a_command_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Command.from_text(text)
+        command_of(text)
     assert str(caught.value) == "only stagectl on another node calls this command"
 
 
@@ -155,9 +168,9 @@ def test_a_result_travels() -> None:
     assert codec_of(NodeResult).from_data(codec_of(NodeResult).to_data(result)) == result
 
 
-@pytest.mark.parametrize("action", [Action.VERIFY, Action.EVICT, Action.PIN, Action.UNPIN])
+@pytest.mark.parametrize("action", [Verify, Evict, Pin, Unpin])
 def test_a_destination_that_is_not_staged_is_refused_and_the_others_are_done(
-    node: Node, action: Action
+    node: Node, action: type[OfCopies]
 ) -> None:
     node.stage("a")
     result = node.do(action, "x", "a")
@@ -166,9 +179,9 @@ def test_a_destination_that_is_not_staged_is_refused_and_the_others_are_done(
 
 
 def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
-    command = Command(Action.PIN, ("/nvme",), destinations=("/nvme/a",))
+    command = Pin(("/nvme",), destinations=("/nvme/a",))
     assert refused(carry_out(command, str(tmp_path))) == [(2, f"/nvme/a {ABSENT}")]
-    assert carry_out(Command(Action.VERIFY, ("/nvme",)), str(tmp_path)) == NodeResult()
+    assert carry_out(Verify(("/nvme",)), str(tmp_path)) == NodeResult()
 
 
 # pin and unpin
@@ -176,9 +189,9 @@ def test_a_node_without_a_cache_has_nothing_staged(tmp_path: Path) -> None:
 
 def test_a_pin_is_kept_in_the_record(node: Node) -> None:
     node.stage("a")
-    assert node.do(Action.PIN, "a") == NodeResult([Done("/nvme/a", 4)])
+    assert node.do(Pin, "a") == NodeResult([Done("/nvme/a", 4)])
     assert node.pinned("a")
-    assert node.do(Action.UNPIN, "a") == NodeResult([Done("/nvme/a", 4)])
+    assert node.do(Unpin, "a") == NodeResult([Done("/nvme/a", 4)])
     assert not node.pinned("a")
 
 
@@ -186,7 +199,7 @@ def test_a_copy_that_is_being_staged_is_not_pinned(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.stage("a")
-    result = held_by_another(node, "a", lambda: node.do(Action.PIN, "a"))
+    result = held_by_another(node, "a", lambda: node.do(Pin, "a"))
     holder = _holder()
     message = f"/nvme/a is being staged or evicted by {holder}; try again later"
     assert refused(result) == [(9, message)]
@@ -204,26 +217,24 @@ def _holder() -> str:
 def test_evicted_copies_are_gone_with_their_records(node: Node) -> None:
     for name in "abc":
         node.stage(name)
-    assert node.do(Action.EVICT, "a", "c") == NodeResult(
-        [Done("/nvme/a", 4096), Done("/nvme/c", 4096)]
-    )
+    assert node.do(Evict, "a", "c") == NodeResult([Done("/nvme/a", 4096), Done("/nvme/c", 4096)])
     assert node.left() == ["b"]
 
 
 def test_a_dry_run_evicts_nothing(node: Node) -> None:
     node.stage("a", 3600)
     done = NodeResult([Done("/nvme/a", 4096)])
-    assert node.do(Action.EVICT, "a", dry_run=True) == done
-    assert node.do(Action.EVICT, older=60, dry_run=True) == done
+    assert node.do(Evict, "a", dry_run=True) == done
+    assert node.do(Evict, older=60, dry_run=True) == done
     assert node.left() == ["a"]
 
 
 def test_a_pinned_copy_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600, pinned=True)
     message = "/nvme/a is pinned; unpin it first: stagectl unpin /nvme/a"
-    assert refused(node.do(Action.EVICT, "a")) == [(3, message)]
+    assert refused(node.do(Evict, "a")) == [(3, message)]
     stays = NodeResult(stay=[Stays("/nvme/a", "pinned")])
-    assert node.do(Action.EVICT, older=60) == stays
+    assert node.do(Evict, older=60) == stays
     assert node.left() == ["a"]
 
 
@@ -231,12 +242,12 @@ def test_a_copy_in_use_is_not_evicted(node: Node, jobs: Callable[[int, str], Non
     node.stage("a", 3600)
     jobs(17, "a")
     message = "/nvme/a is used by job 17; evict it when it has ended"
-    assert refused(node.do(Action.EVICT, "a")) == [(9, message)]
+    assert refused(node.do(Evict, "a")) == [(9, message)]
     jobs(9, "a")
-    assert refused(node.do(Action.EVICT, "a", dry_run=True)) == [
+    assert refused(node.do(Evict, "a", dry_run=True)) == [
         (9, "/nvme/a is used by jobs 17,9; evict it when they have ended")
     ]
-    assert node.do(Action.EVICT, older=60) == NodeResult(stay=[Stays("/nvme/a", "in use")])
+    assert node.do(Evict, older=60) == NodeResult(stay=[Stays("/nvme/a", "in use")])
     assert node.left() == ["a"]
 
 
@@ -246,8 +257,8 @@ def test_a_job_may_evict_what_it_alone_uses(node: Node, jobs: Callable[[int, str
         jobs(17, name)
     jobs(9, "b")
     used = "/nvme/a is used by job 17; evict it when it has ended"
-    assert refused(node.do(Action.EVICT, "a", job=9)) == [(9, used)]
-    assert node.do(Action.EVICT, "a", "b", job=17) == NodeResult(
+    assert refused(node.do(Evict, "a", job=9)) == [(9, used)]
+    assert node.do(Evict, "a", "b", job=17) == NodeResult(
         [Done("/nvme/a", 4096)],
         [Refused(9, "/nvme/b is used by job 9; evict it when it has ended")],
     )
@@ -256,10 +267,10 @@ def test_a_job_may_evict_what_it_alone_uses(node: Node, jobs: Callable[[int, str
 
 def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
     node.stage("a", 3600)
-    result = held_by_another(node, "a", lambda: node.do(Action.EVICT, "a"))
+    result = held_by_another(node, "a", lambda: node.do(Evict, "a"))
     message = f"/nvme/a is being staged or evicted by {_holder()}; try again later"
     assert refused(result) == [(9, message)]
-    result = held_by_another(node, "a", lambda: node.do(Action.EVICT, older=60))
+    result = held_by_another(node, "a", lambda: node.do(Evict, older=60))
     assert result == NodeResult(stay=[Stays("/nvme/a", "in use")])
     assert node.left() == ["a"]
 
@@ -267,7 +278,7 @@ def test_a_copy_that_is_being_staged_is_not_evicted(node: Node) -> None:
 def test_copies_that_were_not_used_for_long_are_evicted(node: Node) -> None:
     for name, age in {"a": 90_000, "b": 100, "c": 100_000}.items():
         node.stage(name, age)
-    assert node.do(Action.EVICT, older=86_400) == NodeResult(
+    assert node.do(Evict, older=86_400) == NodeResult(
         [Done("/nvme/a", 4096), Done("/nvme/c", 4096)]
     )
     assert node.left() == ["b"]
@@ -281,7 +292,7 @@ def test_a_copy_that_cannot_be_evicted_does_not_stop_the_others(node: Node) -> N
     (node.disk / "nvme/b").symlink_to(node.disk / "elsewhere")
     node.stage("a", 3600)
     node.stage("c", 3600)
-    result = node.do(Action.EVICT, older=60)
+    result = node.do(Evict, older=60)
     assert [one.destination for one in result.done] == ["/nvme/a", "/nvme/c"]
     [one] = result.refused
     assert (one.code, result.stay) == (6, [])
@@ -301,14 +312,14 @@ def test_the_least_recently_used_are_evicted_until_enough_is_free(node: Node) ->
     for name, age in {"a": 30, "b": 20, "c": 10}.items():
         node.stage(name, age, bytes(64 * MIB))
     # The disk is not this test's alone: half a copy's size to either side.
-    result = node.do(Action.EVICT, to_free=free(node) + 96 * MIB)
+    result = node.do(Evict, to_free=free(node) + 96 * MIB)
     assert result == NodeResult(result.done)
     assert [one.destination for one in result.done] == ["/nvme/a", "/nvme/b"]
     # A filesystem may take a further block for where the parts of a file are.
     assert all(0 <= one.size - 64 * MIB < MIB for one in result.done)
     assert node.left() == ["c"]
     room = free(node)
-    result = node.do(Action.EVICT, to_free=room - 32 * MIB)
+    result = node.do(Evict, to_free=room - 32 * MIB)
     [enough] = result.enough
     assert result == NodeResult(enough=[Enough("/nvme", enough.free)])
     assert abs(enough.free - room) < 32 * MIB
@@ -328,7 +339,7 @@ def test_nothing_is_evicted_if_all_copies_would_not_be_enough(
 ) -> None:
     node.stage("a")
     node.stage("b", pinned=True)
-    [(code, message)] = refused(node.do(Action.EVICT, to_free=size))
+    [(code, message)] = refused(node.do(Evict, to_free=size))
     assert code == 5
     assert message.startswith(f"/nvme: cannot free {text}: ")
     end = (
@@ -344,7 +355,7 @@ def test_a_file_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy.rename(copy.with_name("other"))
     copy.write_bytes(b"mine")
     for dry_run in (True, False):
-        assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(
+        assert node.do(Evict, older=60, dry_run=dry_run) == NodeResult(
             stay=[Stays("/nvme/a", "not the copy, which is gone")]
         )
     assert copy.read_bytes() == b"mine"
@@ -359,9 +370,9 @@ def test_of_a_folder_that_was_evicted_it_is_told_that_files_in_it_stay(node: Nod
     (path / "mine").write_text("mine")
     assert record.tree
     size = record.tree.allocated
-    assert node.do(Action.EVICT, "set", dry_run=True) == NodeResult([Done("/nvme/set", size)])
+    assert node.do(Evict, "set", dry_run=True) == NodeResult([Done("/nvme/set", size)])
     gone = Done("/nvme/set", size, kept=True)
-    assert node.do(Action.EVICT, "set") == NodeResult([gone])
+    assert node.do(Evict, "set") == NodeResult([gone])
     assert (path / "mine").read_text() == "mine"
 
 
@@ -373,7 +384,7 @@ def test_a_folder_in_the_place_of_a_copy_stays_and_is_not_called_evicted(
     copy.rename(copy.with_name("other"))
     copy.mkdir()
     stays = [Stays("/nvme/a", "not the copy, which is gone")]
-    assert node.do(Action.EVICT, older=60, dry_run=dry_run) == NodeResult(stay=stays)
+    assert node.do(Evict, older=60, dry_run=dry_run) == NodeResult(stay=stays)
     assert copy.is_dir()
 
 
@@ -382,17 +393,17 @@ def test_a_folder_in_the_place_of_a_copy_is_kept(node: Node) -> None:
     copy.unlink()
     copy.mkdir()
     changed = "/nvme/a was changed or replaced, so it {} not be deleted"
-    assert node.do(Action.EVICT, "a", dry_run=True) == NodeResult(
+    assert node.do(Evict, "a", dry_run=True) == NodeResult(
         refused=[Refused(7, changed.format("would"))]
     )
     message = (
         "/nvme/a was changed or replaced, so it was not deleted, and slurm-stage no longer "
         "manages it; if you do not need it, delete it there: srun -N1 -n1 -w NODE rm -r /nvme/a"
     )
-    assert node.do(Action.EVICT, "a") == NodeResult(refused=[Refused(7, message)])
+    assert node.do(Evict, "a") == NodeResult(refused=[Refused(7, message)])
     node.stage("b").unlink()
     (copy.parent / "b").mkdir()
-    by_root = node.do(Action.EVICT, "b", user=os.getuid())
+    by_root = node.do(Evict, "b", user=os.getuid())
     message = message.replace("/a", "/b").partition(";")[0]  # no command that deletes for root
     assert by_root == NodeResult(refused=[Refused(7, message)])
     assert (copy.is_dir(), (copy.parent / "b").is_dir()) == (True, True)
@@ -405,7 +416,7 @@ def test_a_record_of_what_is_not_beneath_its_root_is_none(node: Node, path: str)
     assert [*cache.records()] == []
     (unread,) = node_status(str(node.disk), ("/nvme",), ()).unread
     assert unread.why == f"it is the record of {path}, which is not in /nvme"
-    command = Command(Action.EVICT, ("/nvme",), destinations=(path,))
+    command = Evict(("/nvme",), destinations=(path,))
     assert carry_out(command, str(node.disk)).refused == [
         Refused(
             2, f"{path} is no copy of yours here; stagectl status lists what is staged",
@@ -419,7 +430,7 @@ def test_a_disk_that_fails_is_reported(node: Node, monkeypatch: pytest.MonkeyPat
     node.stage("b")
     shutil.rmtree(f"{node.cache.folder}/partial")
     assert (
-        refused(node.do(Action.PIN, "a", "b"))
+        refused(node.do(Pin, "a", "b"))
         == [(6, f"{node.cache.folder}/partial: No such file or directory")] * 2
     )
 
@@ -488,8 +499,8 @@ def test_a_damaged_copy_is_reported_and_the_others_are_verified(
     expected = NodeResult(
         [Done("/nvme/a", 4), Done("/nvme/c", 4)], [Refused(7, f"/nvme/b: {fault}")]
     )
-    assert node.do(Action.VERIFY) == expected
-    assert node.do(Action.VERIFY, "a", "b", "c") == expected
+    assert node.do(Verify) == expected
+    assert node.do(Verify, "a", "b", "c") == expected
     records = {record.destination: record for record in node.cache.records()}
     damaged = [destination for destination, record in records.items() if record.is_damaged]
     assert damaged == (["/nvme/b"] if damage is _damaged else [])
@@ -514,7 +525,7 @@ def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() ->
         node = Node(home / "node1")
         node.stage("a").chmod(0)
         node.stage("b")
-        return node.do(Action.VERIFY)
+        return node.do(Verify)
 
     with ordinary_home() as home:
         result = as_ordinary_user(lambda: act(home))
@@ -527,7 +538,7 @@ def test_a_copy_that_cannot_be_read_is_reported_and_the_others_are_verified() ->
 def test_a_copy_that_is_being_replaced_is_not_reported_as_damaged(node: Node) -> None:
     copy = node.stage("a")
     copy.write_bytes(b"newer")  # its record comes next, from the job that has the lock
-    result = held_by_another(node, "a", lambda: node.do(Action.VERIFY))
+    result = held_by_another(node, "a", lambda: node.do(Verify))
     message = f"/nvme/a is being staged or evicted by {_holder()}; try again later"
     assert refused(result) == [(9, message)]
 
@@ -544,7 +555,7 @@ def test_a_copy_whose_record_changed_meanwhile_is_judged_by_the_new_one(
         return really(path)
 
     monkeypatch.setattr(verify, "digest_of", replaced_meanwhile)
-    assert node.do(Action.VERIFY) == NodeResult([Done("/nvme/a", 5)])
+    assert node.do(Verify) == NodeResult([Done("/nvme/a", 5)])
 
 
 # What is for all users
@@ -572,21 +583,19 @@ def test_only_its_account_may_change_shared_copies_and_all_may_verify_them() -> 
             lambda: open_cache(f"{home}/site", OWNER, shared=True, disk=str(home)).save(shared),
         )
 
-        def command(action: Action) -> Command:
-            return Command(action, (), ("/site",), ("/site/a",), shared_owner=OWNER)
+        def do(action: type[OfCopies]) -> NodeResult:
+            command = action((), ("/site",), OWNER, destinations=("/site/a",))
+            return carry_out(command, str(home))
 
-        def do(action: Action) -> NodeResult:
-            return carry_out(command(action), str(home))
-
-        for action in (Action.EVICT, Action.PIN, Action.UNPIN):
+        for action in (Evict, Pin, Unpin):
             message = (
                 "/site/a was staged for all users: only the account that staged it "
-                f"(uid {OWNER}) may {action} it"
+                f"(uid {OWNER}) may {action.verb} it"
             )
-            if action is Action.EVICT:
+            if action is Evict:
                 message += f", or root by --user {OWNER}"
             for uid in (0, USER):
                 assert refused(as_user(uid, partial(do, action))) == [(3, message)]
         for uid in (0, USER, OWNER):
-            assert as_user(uid, lambda: do(Action.VERIFY)) == NodeResult([Done("/site/a", 4)])
-        assert as_user(OWNER, lambda: do(Action.PIN)) == NodeResult([Done("/site/a", 4)])
+            assert as_user(uid, lambda: do(Verify)) == NodeResult([Done("/site/a", 4)])
+        assert as_user(OWNER, lambda: do(Pin)) == NodeResult([Done("/site/a", 4)])

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from stager.launch.job import JobContext
 from stager.launch.nodes import Answer, ask, frames, hello
-from stager.node.agent import Action, Command
+from stager.node.agent import Status
 from stager.request.policy import Launch, Policy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from stager.node.agent import Command
 
 NODES = ("n1", "n2", "n3", "n4")
 #: Says on which node each task is, as srun does.
@@ -19,7 +21,7 @@ LAUNCHED = "".join(
     for number, node in enumerate(NODES)
 )
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
-STATUS = Command(Action.STATUS, ("/nvme",))
+STATUS = Status(("/nvme",))
 
 
 class Site:
