@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-def absolute(path: str) -> str:
-    """Return the absolute form of ``path``. Raise UsageError if the current folder was deleted."""
-    try:
-        return os.path.abspath(path)
-    except FileNotFoundError:
-        raise UsageError(
-            "the current folder does not exist any more; change to another one"
-        ) from None
-
-
 def read_head(path: str) -> list[str]:
     """Return the comment lines at the head of a batch script; ``-`` is stdin. Raise SourceError."""
     return _read(path, head)

@@ -12,19 +12,17 @@ from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Options
 from stager.base.outcome import NodeRates, Rate
 from stager.base.text import printable, showable
-from stager.cli.arguments import absolute
 from stager.cli.complete import files, roots
 from stager.cli.options import epilog, json_option, run_options
-from stager.cli.render import node_lines, rate_lines
-from stager.cli.staging import build_request, find_nodes, print_outcome, same_line
+from stager.cli.render import node_lines, print_outcome, rate_lines
+from stager.cli.staging import build_request
 from stager.cli.terminal import complain, say, width
 from stager.request.items import StageItem
+from stager.request.names import absolute
 from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
-    from stager.cli.on_hosts import HostNodes
     from stager.cli.options import RunOptions
-    from stager.cli.staging import JobNodes, SimulatedNodes
     from stager.request.policy import Policy
 
 
@@ -74,7 +72,12 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
         elif kind == "node_rates":
             of_nodes.append(NodeRates(**event))
 
-    nodes = _find_nodes(run)
+    nodes = run.find()
+    if nodes.waits_for:
+        raise UsageError(
+            f"{nodes.waits_for}, but one process measures all nodes: run stagectl bench on the "
+            "first alone"
+        )
     request = build_request((_item(source, root, nodes.rules),), nodes.rules)
     outcome = nodes.run(replace(request, bench=size << 20), on_event)
     if as_json:
@@ -87,18 +90,6 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
         for line in (*rate_lines(rates, width()), *node_lines(of_nodes, width())):
             click.echo(printable(line))
     return outcome.code
-
-
-def _find_nodes(run: RunOptions) -> JobNodes | SimulatedNodes | HostNodes:
-    """Return the nodes. Raise UsageError if this process is not the first of several that do so."""
-    nodes = find_nodes(run)
-    line = same_line(nodes, ())
-    if line and line.later:
-        raise UsageError(
-            f"{line.later}, but one process measures all nodes: run stagectl bench on the first "
-            "alone"
-        )
-    return nodes
 
 
 def _item(source: str, root: str, rules: Policy) -> StageItem:

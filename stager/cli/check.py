@@ -27,10 +27,10 @@ from stager.base.text import printable, showable
 from stager.cli.arguments import read_script
 from stager.cli.complete import directives
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
-from stager.cli.staging import build_request, parse_values
+from stager.cli.staging import build_request
 from stager.cli.terminal import complain, say
 from stager.launch.credentials import UnseenError, content, read_url_files
-from stager.request.grammar import asked_tolerance, with_values
+from stager.request.grammar import asked_tolerance, parse_value, with_values
 from stager.request.items import check_options
 from stager.request.names import Names
 from stager.request.resolve import conflicts, plain_path, resolve
@@ -275,7 +275,7 @@ class _Findings:
         """Add the directives of a value of --stage."""
         self.values.append(value)
         try:
-            self._directives += [(place, one) for one in parse_values([value], self._names)]
+            self._directives += [(place, one) for one in parse_value(value, self._names)]
         except UsageError as error:
             self.faults.append((place, error))
 

@@ -87,7 +87,7 @@ def _caches(context: click.Context) -> Iterator[Cache]:
 
     config, simulated = context.params["config"], context.params.get("local_root")
     if simulated:
-        from stager.cli.scope import Scope
+        from stager.launch.nodes import Scope
         from stager.request.policy import LOCAL, load_if_present
 
         disks = list(Scope.of_simulated(simulated).disks.values())

@@ -21,14 +21,15 @@ from stager.base.errors import Failure, LaunchError, StageError, UsageError
 from stager.base.rules import byte_size
 from stager.base.text import bytes_range, bytes_text, listed, printable
 from stager.base.users import name_or_uid
-from stager.cli.arguments import absolute, user_option, whose
+from stager.cli.arguments import user_option, whose
 from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.scope import Scope, read_answers
 from stager.cli.terminal import complain, say
 from stager.launch import job
+from stager.launch.nodes import Scope, read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
+from stager.request.names import absolute
 from stager.store.cache import look_for_cache
 from stager.store.locks import Locks
 from stager.store.verify import NODE

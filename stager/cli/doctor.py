@@ -12,15 +12,14 @@ import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
-from stager.cli.in_the_way import absent_interface
 from stager.cli.options import WHICH_NODES, json_option, real_node_options
-from stager.cli.scope import Scope, by_problem, read_answers
 from stager.cli.terminal import painted, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.site_rules import examine
 from stager.launch import job
 from stager.launch.job import find_srun, search_path
 from stager.launch.mpi import settle
+from stager.launch.nodes import Scope, absent_interface, by_problem, read_answers
 from stager.node.agent import Facts
 from stager.node.facts import Hello, NodeFacts, own_scripts, site_facts
 
@@ -134,7 +133,7 @@ def _about_silent(why: str, state: str, *, by_ssh: bool) -> Finding:
 
 def _say_hello(rules: Policy, nodes: Mapping[str, NodeFacts]) -> Hello:
     """Start two ranks on those of ``nodes`` that this job has. Nothing is raised."""
-    from stager.launch.hello import hello
+    from stager.launch.targets import smoke_test
 
     context = None
     with suppress(StageError):  # outside of a job
@@ -146,7 +145,7 @@ def _say_hello(rules: Policy, nodes: Mapping[str, NodeFacts]) -> Hello:
     if context is None or not chosen:
         return Hello("", problem="run this in a job, if you can of two nodes")
     try:
-        return Hello(job.fold(chosen), hello(chosen, context, rules, os.environ))
+        return Hello(job.fold(chosen), smoke_test(chosen, context, rules, os.environ))
     except StageError as error:
         absent = absent_interface({name: nodes[name] for name in chosen}, rules.launch)
         remedy = "correct it, or see to the interface" if absent else ""

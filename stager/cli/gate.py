@@ -19,23 +19,18 @@ from stager.base.errors import NO_PLUGIN, DirectiveErrors, LaunchError, StageErr
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.arguments import read_head
-from stager.cli.options import config_option, load_policy
+from stager.cli.options import config_option
 from stager.cli.progress import Progress
-from stager.cli.render import summary
-from stager.cli.staging import (
-    JobNodes,
-    build_request,
-    end_step,
-    own_user,
-    parse_values,
-    print_outcome,
-)
+from stager.cli.render import print_outcome, summary
+from stager.cli.staging import build_request
 from stager.cli.terminal import complain, ignore, printable_lines, say
 from stager.launch import job
 from stager.launch.credentials import read_url_files
 from stager.launch.job import write_comment
-from stager.launch.tolerate import variables_without
+from stager.launch.targets import JobNodes, end_step, own_user
+from stager.launch.tolerate import give_back, variables_without
 from stager.node.job_state import leave_variables
+from stager.request.grammar import parse_value
 from stager.request.names import Names
 from stager.request.resolve import resolve
 from stager.request.script import may_stage, parse_script
@@ -147,7 +142,7 @@ class _Gate:
             return Outcome([], [], 0.0), None
         nodes = JobNodes.find(self.config, of_step=self._has_many_tasks())
         names = Names.of(os.environ, nodes.rules.variables)
-        directives = parse_values([text] if text else [], names)
+        directives = [*parse_value(text, names)] if text else []
         directives += parse_script(lines, names)
         items = resolve(read_url_files(directives, os.environ), nodes.rules)
         request = replace(
@@ -164,8 +159,6 @@ class _Gate:
 
     def _give_back(self, nodes: JobNodes, outcome: Outcome) -> Outcome:
         """Let the nodes that failed leave the job, and tell its script; if Slurm refuses, fail."""
-        from stager.cli.tolerant import give_back
-
         _comment_on(outcome, nodes.rules)  # without slurmdbd, Slurm takes none afterwards
         gone = [one.node for one in outcome.failed_nodes]
         outcome = give_back(nodes.context, outcome, nodes.rules.launch.srun)
@@ -182,8 +175,10 @@ class _Gate:
     def _tell_failure(self, error: StageError, seconds: float) -> None:
         """Tell, where no rank could log it, that and why the stage failed."""
         problem = str(error).splitlines()[0]  # the lines below it quote a request, or say more
-        with suppress(StageError):  # stage.toml itself may be at fault
-            rules = load_policy(self.config, simulated=False)
+        from stager.request import policy  # stage.toml may not have been read so far
+
+        with suppress(StageError):  # it may be at fault itself
+            rules = policy.load(self.config)
             number = job.number(os.environ)
             if rules.report.syslog:
                 log(result_line(number, own_user(os.environ), 0, seconds, error.code, problem))

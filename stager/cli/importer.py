@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, StageError, UsageError
-from stager.cli.options import config_option, load_policy
-from stager.cli.staging import JobNodes, build_request, end_step, print_outcome
+from stager.cli.options import config_option
+from stager.cli.render import print_outcome
+from stager.cli.staging import build_request
 from stager.cli.terminal import complain
 from stager.launch import job
 from stager.launch.credentials import with_credentials
 from stager.launch.job import FOLDERS
+from stager.launch.targets import JobNodes, end_step
 from stager.node.job_state import wait_for_code
 from stager.request.grammar import Directive
 from stager.request.resolve import images_folder, resolve
@@ -58,7 +60,9 @@ def importer(config: Path, verb: str, uri: str) -> int:
     if step.node < _CANDIDATES:
         ended = step.wait_for_others(step.node * _TURN)
         return _tell(*ended) if ended else _import(config, uri, step)
-    ended = step.wait_for_others(_longest_wait(load_policy(config, simulated=False)))
+    from stager.request import policy  # not for the first nodes
+
+    ended = step.wait_for_others(_longest_wait(policy.load(config)))
     if ended:
         return _tell(*ended)
     raise LaunchError("none of the first nodes of the step has staged the image; submit again")

@@ -38,7 +38,7 @@ _OBJECTS = 1_000_000
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("bench", "Measure the network, the disks and the source of this job's nodes."),
     "check": ("check", "Check batch scripts and SRC:DST values before you submit them."),
-    "demo": ("demo", "Stage 256 MiB to simulated nodes on this machine, twice."),
+    "demo": ("stage", "Stage 256 MiB to simulated nodes on this machine, twice."),
     "doctor": ("doctor", "Check that this site is set up for safe staging."),
     "evict": ("copies", "Delete your copies from the disks of the nodes."),
     "gate": ("gate", ""),

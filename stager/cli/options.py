@@ -7,7 +7,7 @@ ranks, `NodeOptions` for commands about what is staged already.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -20,9 +20,9 @@ from stager.base.errors import UsageError
 from stager.base.options import OPTION_TYPES
 from stager.base.paths import LAUNCHERS, SITE_CONFIG
 from stager.cli.complete import nodes
-from stager.request.names import letters_at_submission, letters_of
 
 if TYPE_CHECKING:
+    from stager.launch.targets import Nodes
     from stager.request.policy import Policy
 
 _Command = Callable[..., int]
@@ -53,6 +53,16 @@ class RunOptions:
     wait: float | None = None
     job_id: int | None = None
 
+    def find(self, values: Sequence[str] = ()) -> Nodes:
+        """Return the nodes that are meant, to stage ``values`` there. Raise StageError."""
+        from stager.launch.targets import find_nodes  # neither the help nor completion needs it
+
+        return find_nodes(
+            self.config, local=self.local, local_root=self.local_root, job_id=self.job_id,
+            hosts=self.hosts, hostfile=self.hostfile, launcher=self.launcher, wait=self.wait,
+            values=values,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
@@ -72,32 +82,18 @@ class NodeOptions:
 
     def rules(self) -> Policy:
         """Return the site's policy for the job that is meant. Raise PolicyRefusal."""
-        rules = read_policy(self.config, simulated=self.local_root is not None)
-        environment = dict(os.environ)
-        if self.job_id and rules.private_roots:
-            from stager.launch import job  # few sites have such roots
+        from stager.request.policy import (
+            load_here,  # neither the help nor completion needs pydantic
+        )
 
-            job.describe(self.job_id, environment, rules.launch.srun)
-        return rules.at(_letters(environment, simulated=self.local_root is not None))
+        simulated, environment = self.local_root is not None, dict(os.environ)
+        rules = load_here(self.config, environment, simulated=simulated)
+        if not (self.job_id and (rules.private_roots or rules.absent_roots)):
+            return rules
+        from stager.launch import job  # few sites have such roots
 
-
-def read_policy(config: Path, *, simulated: bool) -> Policy:
-    """Return the policy in ``config``; simulated nodes have a default one. Raise PolicyRefusal."""
-    from stager.request import policy  # neither the help nor completion needs pydantic
-
-    if simulated:
-        return policy.load_if_present(config) or policy.LOCAL
-    return policy.load(config)
-
-
-def load_policy(config: Path, *, simulated: bool) -> Policy:
-    """Return the same for the job of this process, if it is in one. Raise PolicyRefusal."""
-    return read_policy(config, simulated=simulated).at(_letters(os.environ, simulated=simulated))
-
-
-def _letters(environment: Mapping[str, str], *, simulated: bool) -> dict[str, str]:
-    letters = letters_of(environment)
-    return letters_at_submission(environment) | letters if simulated else letters
+        job.describe(self.job_id, environment, rules.launch.srun)
+        return load_here(self.config, environment, simulated=simulated)
 
 
 def _together(name: str, kind: type, *options: Callable[[_Command], _Command]) -> _Decorator:

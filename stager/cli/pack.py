@@ -15,12 +15,12 @@ from stager.archive.create import SUFFIX
 from stager.archive.create import pack as pack_folder
 from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
-from stager.cli.arguments import absolute
 from stager.cli.options import epilog, json_option
 from stager.cli.progress import Progress
 from stager.cli.terminal import ignore, say
 from stager.fs.files import as_stage_error
 from stager.request.lexer import escape
+from stager.request.names import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ import click
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
 from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.scope import Scope, read_answers
 from stager.cli.terminal import complain, say
 from stager.launch.job import fold
+from stager.launch.nodes import Scope, read_answers
 from stager.node.agent import Prepare
 from stager.node.user_folders import NodePrepared
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stager.base.outcome import far_below
 from stager.base.text import bytes_text, files_text, rate_text, seconds_text
 from stager.cli.tables import table
+from stager.launch.job import fold
 
 if TYPE_CHECKING:
     from stager.base.errors import Failure
@@ -45,6 +46,22 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
         *notes,
         *slow,
     ]
+
+
+def print_outcome(
+    outcome: Outcome, say: Callable[[str], None], complain: Callable[[str], None]
+) -> None:
+    """Print one line for each item by ``say``, or one for each failure by ``complain``.
+
+    Nodes that the stage went on without have failed. Copies that were evicted are told also if the
+    stage failed then.
+    """
+    for line in evicted_lines(outcome.evicted, fold) if outcome.failures else ():
+        say(line)
+    lines = summary(outcome, fold)
+    failed = len(lines) if outcome.failures else bool(outcome.failed_nodes)
+    for number, line in enumerate(lines):
+        (complain if number < failed else say)(line)
 
 
 def slow_line(slow: Slow) -> str:

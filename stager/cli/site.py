@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
-from stager.cli.options import config_option, epilog, json_option, read_policy
+from stager.cli.options import config_option, epilog, json_option
 from stager.cli.terminal import width
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def site(config: Path, as_json: bool) -> None:
     the site's configuration file, so it works on a login node too. `stagectl status` says how much
     space is free on a node.
     """
-    rules = read_policy(config, simulated=False)
+    from stager.request import policy  # neither the help nor completion needs pydantic
+
+    rules = policy.load(config)
     if as_json:
         allowed = rules.model_dump(mode="json", include=_FOR_USERS)
         found = {

@@ -1,20 +1,40 @@
-"""``stagectl stage``: copy files to every node of this job.
-
-``stagectl plan``: show what ``stage`` would do.
-"""
+"""``stagectl stage``, ``plan`` and ``demo``: copy files to every node, or show what would move."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from stager.base.text import columns
 from stager.cli.complete import directives
-from stager.cli.options import OPTIONS_TABLE, WHICH_OPTIONS, epilog, json_option, run_options
-from stager.cli.staging import stage_values
+from stager.cli.options import (
+    OPTIONS_TABLE,
+    WHICH_OPTIONS,
+    RunOptions,
+    epilog,
+    json_option,
+    run_options,
+)
+from stager.cli.progress import Progress
+from stager.cli.render import phase_line, print_outcome
+from stager.cli.staging import build_request
+from stager.cli.terminal import Blocks, complain, ignore, say, width
+from stager.launch.credentials import read_url_files
+from stager.request.grammar import parse_value
+from stager.request.names import Names, current_folder
+from stager.request.resolve import resolve
 
 if TYPE_CHECKING:
-    from stager.cli.options import RunOptions
+    from collections.abc import Sequence
+
+    from stager.base.outcome import Outcome
 
 
 @click.command(epilog=epilog(OPTIONS_TABLE))
@@ -54,3 +74,91 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
     to make room are listed too. Run it inside a job, with --hosts, or with --local.
     """
     return stage_values(values, run, dry_run=True, as_json=as_json)
+
+
+#: Bytes of the file that is staged.
+_SIZE = 256 << 20
+
+
+@click.command(epilog=epilog(codes=(5, 6, 8)))
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=4,
+    metavar="N",
+    show_default=True,
+    help="Number of simulated nodes.",
+)
+def demo(nodes: int) -> int:
+    """Stage 256 MiB to simulated nodes on this machine, twice.
+
+    The second time every node has the file, so nothing moves. Needs neither Slurm nor root.
+    """
+    from stager.cli.status import show_status
+    from stager.launch.nodes import Scope
+    from stager.request.policy import LOCAL
+
+    with tempfile.TemporaryDirectory(prefix="stage-demo-") as folder:
+        source = Path(folder) / "img.sqsh"
+        source.touch(mode=0o600)  # as nobody else may enter this folder
+        with source.open("wb") as file:
+            for _ in range(_SIZE >> 20):
+                file.write(os.urandom(1 << 20))
+        root = Path(folder) / "nodes"
+        value = f"{source}:/nvme/img.sqsh"
+        # No file is there: the rules of this machine's site may not allow the destination.
+        options = RunOptions(nodes, root, Path(folder) / "stage.toml")
+        for title in ("no node has the file", "every node has it, nothing moves"):
+            click.echo(f"\n# {title}\n$ stagectl stage --local {nodes} {value}")
+            code = stage_values([value], options)
+            if code:
+                return code
+        click.echo(f"\n# what the nodes hold\n$ stagectl status --local-root {root}")
+        show_status(Scope.of_simulated(root), LOCAL)
+    return 0
+
+
+def stage_values(
+    values: Sequence[str],
+    options: RunOptions,
+    *,
+    dry_run: bool = False,
+    as_json: bool = False,
+    verbose: bool = False,
+) -> int:
+    """Stage what ``values`` ask for, print the outcome and return its exit code.
+
+    Raise StageError if the ranks cannot be started at all.
+    """
+    nodes = options.find(values)
+    names = Names.of(os.environ, nodes.rules.variables)
+    # The paths of a command line begin in the current folder, also in a job.
+    names = replace(names, folder=current_folder(), letters={**nodes.letters, **names.letters})
+    directives = [directive for value in values for directive in parse_value(value, names)]
+    directives = read_url_files(directives, os.environ)
+    request = build_request(resolve(directives, nodes.rules), nodes.rules)
+    tell, screen = (ignore, None) if as_json else (say, sys.stdout)
+    told: dict[str, str] = {}
+    with Progress(tell, bars=screen, verbose=verbose) as progress:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "hosts":
+                told["launcher"] = event["line"]
+            progress.show(event)
+
+        outcome = nodes.run(replace(request, dry_run=dry_run), on_event)
+    if as_json:
+        click.echo(json.dumps(outcome.to_json() | told, indent=1))
+    else:
+        print_outcome(outcome, say, complain)
+        if verbose:
+            _say_times(outcome)
+    return outcome.code
+
+
+def _say_times(outcome: Outcome) -> None:
+    """Print where the time went, on a terminal also as bars."""
+    say(phase_line(outcome))
+    bars = Blocks.of(sys.stdout).scale(outcome.phases, width() - columns("stage: "))
+    if bars:
+        say(bars)

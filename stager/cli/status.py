@@ -17,7 +17,6 @@ from stager.base.text import printable
 from stager.base.users import name_or_uid
 from stager.cli.arguments import user_option, whose
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
-from stager.cli.scope import Scope, by_problem, read_answers
 from stager.cli.tables import (
     BAR,
     FILE_HEADERS,
@@ -36,6 +35,7 @@ from stager.cli.tables import (
 )
 from stager.cli.terminal import Blocks, complain, painted, watch, width
 from stager.launch import job
+from stager.launch.nodes import Scope, by_problem, read_answers
 from stager.node.agent import Status
 from stager.store.states import NodeStatus
 

@@ -10,12 +10,13 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from stager.base.interfaces import FAST, Kind, is_in, leading
+from stager.base.interfaces import FAST, Kind, leading
 from stager.base.rules import amount_of
 from stager.base.text import bytes_text
 from stager.doctor.finding import closed_problem, note, ok, problem, seen_or_problem, unknown
 from stager.doctor.plugin_rules import plugins
 from stager.node.facts import ABSENT, MOUNTED, SYSCTLS, UNSEEN
+from stager.node.probes import fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -426,19 +427,6 @@ def excluded(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     if usable and all(any(fits(link, one) for one in unwanted if one) for link in usable):
         text = f"{where} names every interface that leads to other nodes"
         yield problem("network", text, remedy)
-
-
-def fits(link: Link, wanted: str) -> bool:
-    """Return whether an interface has the ``wanted`` name, or an address in the ``wanted`` network.
-
-    A network that cannot be read is for MPI to judge.
-    """
-    if "/" not in wanted:
-        return link.name == wanted
-    try:
-        return any(is_in(address, wanted) for address in link.addresses)
-    except (OSError, ValueError):
-        return True
 
 
 def _worth(link: Link) -> tuple[bool, int, bool]:

@@ -1,8 +1,9 @@
-"""Ask nodes to carry out a Command, and take their answers from what they print.
+"""Ask nodes to carry out a Command, and read what they answer.
 
-The nodes of a job are asked by a step of it; all others by ClusterShell, which reaches them as the
-site's clush.conf says: by ssh. A node first prints that it has begun, then its answer, each as an
-event; all other lines, such as a banner or a library's complaint, are not part of it.
+`Scope` says which nodes are meant. Those of a job are asked by a step of that job, others by
+ClusterShell, which reaches them as the site's clush.conf says: by ssh. A node first prints that it
+has begun, then its answer, each as an event; all other lines, such as a banner or a library's
+complaint, are not part of it. Other nodes are not trusted.
 """
 
 from __future__ import annotations
@@ -10,31 +11,41 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 import shlex
 import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stager.base.errors import LaunchError
+from stager.base.codec import codec_of
+from stager.base.errors import LaunchError, StageError, UsageError
 from stager.base.events import Parts, event, read_event
+from stager.base.interfaces import name_here
 from stager.base.text import printable
 from stager.launch import job
 from stager.launch.environment import step_environment
 from stager.launch.job import find_srun
 from stager.launch.process import Process
+from stager.launch.schedulers import choose, read_text
 from stager.launch.srun import step_argv
-from stager.node.agent import Status, Verify, text_of
+from stager.node.agent import Facts, Status, Verify, answer, text_of
+from stager.request.names import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stager.launch.job import JobContext
     from stager.node.agent import Command
-    from stager.request.policy import Policy
+    from stager.node.facts import NodeFacts
+    from stager.request.policy import Launch, Policy
+
+_Result = TypeVar("_Result")
 
 #: Runs on each node, with a Command behind it. -I keeps the user's PYTHON* and site folder out.
 NODE_ARGV = (sys.executable, "-I", "-m", "stager", "node")
@@ -348,3 +359,224 @@ def ask(
     elif outside:
         answers |= ask_by_clustershell(outside, command)
     return [replace(answers[node], state=states.get(node, "")) for node in nodes]
+
+
+class Where(Protocol):
+    """Which nodes a user means: at most one of these is set."""
+
+    @property
+    def nodes(self) -> str:
+        """A list of them, such as ``n[1-4]``."""
+
+    @property
+    def job_id(self) -> int | None:
+        """The Slurm job that has them."""
+
+    @property
+    def local_root(self) -> Path | None:
+        """The folder of simulated nodes."""
+
+    @property
+    def hostfile(self) -> Path | None:
+        """The hostfile that names them."""
+
+    @property
+    def launcher(self) -> str | None:
+        """The scheduler of the job that this process is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The nodes that a command is about.
+
+    ``disks`` maps the nodes whose disks this process sees to the folders where it sees them. The
+    other ``nodes`` are asked; those of the job ``context`` by a step, which sees what the job sees.
+    ``whole_job`` says that the nodes are all nodes of one job, and ``other_job`` is its number if
+    this process is not in it.
+    """
+
+    disks: dict[str, str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    context: JobContext | None = None
+    whole_job: bool = False
+    other_job: int = 0
+
+    @property
+    def is_here_alone(self) -> bool:
+        """Whether only this machine is asked."""
+        return not self.nodes and [*self.disks.values()] == [""]
+
+    @classmethod
+    def find(cls, where: Where, environment: Mapping[str, str], srun: str) -> Scope:
+        """Return the nodes that a user and the environment mean. Raise StageError.
+
+        ``srun`` is that of stage.toml, beside which Slurm's other commands are.
+        """
+        given = (where.nodes, where.job_id, where.local_root, where.hostfile, where.launcher)
+        if sum(map(bool, given)) > 1:
+            raise UsageError(
+                "use only one of --nodes, --job, --hostfile, --launcher and --local-root"
+            )
+        if where.local_root:
+            return cls.of_simulated(where.local_root)
+        if not where.nodes and not where.job_id:
+            file, launcher = str(where.hostfile or ""), where.launcher or ""
+            _, hosts = choose(environment, read_text, hosts="", file=file, launcher=launcher)
+            if hosts:
+                return cls.of_hosts(hosts.names)
+        here = job.own_name(environment)
+        context = None
+        whole_job = True
+        if where.nodes:
+            names = job.unfold(where.nodes)
+            whole_job = False
+            with suppress(StageError):  # outside of a job
+                context = job.find(environment, srun)
+        elif where.job_id and environment.get("SLURM_JOB_ID") != str(where.job_id):
+            return cls._of_other(where.job_id, environment, srun)
+        elif environment.get("SLURM_JOB_ID"):
+            context = job.find(environment, srun)
+            names = job.unfold(context.nodes)
+        else:
+            names = [here]
+        if names == [here]:
+            return cls(disks={here: ""})
+        return cls(nodes=names, context=context, whole_job=whole_job)
+
+    @classmethod
+    def _of_other(cls, number: int, environment: Mapping[str, str], srun: str) -> Scope:
+        """Return the nodes of a job that this process is not in. Raise StageError."""
+        by_step = os.getuid() != 0  # no step of root's can enter a user's job
+        if by_step:
+            job.enter(number, dict(environment), srun)
+        found = job.look_up(number, environment, srun)
+        names = job.unfold(found.nodes)
+        here = job.own_name(environment)
+        if names == [here] and not by_step:
+            return cls(disks={here: ""}, other_job=number)
+        context = found if by_step else None
+        return cls(nodes=names, context=context, whole_job=True, other_job=number)
+
+    @classmethod
+    def of_hosts(cls, names: Sequence[str]) -> Scope:
+        """Return these hosts, of which this machine may be one."""
+        own = name_here(names)
+        return cls(disks={own: ""} if own else {}, nodes=[name for name in names if name != own])
+
+    @classmethod
+    def of_simulated(cls, root: Path) -> Scope:
+        """Return the simulated nodes of `stage --local` whose disks are folders of ``root``.
+
+        Raise UsageError if there are none.
+        """
+        folder = absolute(str(root))
+        disks = [path for path in Path(folder).glob("node*") if path.is_dir()]
+        if not disks:
+            raise UsageError(
+                f"{folder} has no simulated nodes (folders node1, node2, …); name the folder that "
+                "`stagectl stage --local` used"
+            )
+        disks.sort(key=lambda path: (len(path.name), path.name))
+        return cls(disks={path.name: str(path) for path in disks})
+
+    def without_ssh(self, words: Sequence[str], answers: Iterable[Answer]) -> str:
+        """Return how to run stagectl without ssh, if a node gave no answer that needs ssh.
+
+        ``words`` are those of the command line, but for the nodes.
+        """
+        inside = job.unfold(self.context.nodes) if self.context else []
+        there = [one for one in answers if one.node in self.nodes and not job.is_away(one.state)]
+        if not any(one.problem and one.node not in inside for one in there):
+            return ""
+        if os.getuid() == 0:  # no step of root's can enter a user's job
+            nodes = job.fold([one.node for one in there])
+            return (
+                "if these nodes cannot be reached by ssh, ask them within a job of root's: "
+                f"salloc -w {nodes} --overcommit stagectl {shlex.join(words)}"
+            )
+        nodes, command = job.fold(self.nodes), f"stagectl {shlex.join(words)}"
+        return (
+            "if these nodes cannot be reached by ssh, ask them within a job that has these nodes: "
+            f"srun --jobid=ID --overlap -N1 -n1 {command} -w {nodes}, or within a new one: "
+            f"salloc -w {nodes} {command}"
+        )
+
+    def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:
+        """Carry out ``command`` on all nodes and return the answer of each."""
+        answers = [Answer(node, answer(command, disk)) for node, disk in self.disks.items()]
+        if self.nodes:
+            own = job.outside(environment) if self.other_job else environment
+            answers += ask(self.nodes, command, self.context, rules, own)
+        return answers
+
+
+def read_answers(
+    answers: Iterable[Answer], kind: type[_Result]
+) -> tuple[dict[str, _Result], dict[str, str]]:
+    """Return each answer as a ``kind``, and why other nodes have none; both by node."""
+    results: dict[str, _Result] = {}
+    problems: dict[str, str] = {}
+    for one in answers:
+        if one.content is None:
+            problems[one.node] = one.problem
+            continue
+        try:
+            results[one.node] = codec_of(kind).from_data(one.content)
+        except ValueError:
+            problems[one.node] = (
+                "its slurm-stage has another version than this one; "
+                "the administrator must install the same version on all nodes"
+            )
+    return results, problems
+
+
+def by_problem(problems: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the nodes of each problem. Pure.
+
+    Where a text names its node, as those of ssh do, it names all that have the same text but for
+    that.
+
+    >>> by_problem({"n1": "ssh: no route to n1", "n2": "ssh: no route to n2", "n3": "late"})
+    {'ssh: no route to n[1-2]': ['n1', 'n2'], 'late': ['n3']}
+    """
+    nodes: dict[str, list[str]] = {}
+    for node, problem in problems.items():
+        itself = rf"(?<![\w.-]){re.escape(node)}(?![\w-])"
+        nodes.setdefault(re.sub(itself, "\0", problem), []).append(node)
+    return {text.replace("\0", job.fold(names)): names for text, names in nodes.items()}
+
+
+def why_not_started(context: JobContext, rules: Policy) -> str:
+    """Return what keeps ranks from starting on the job's nodes, as a message; nothing if unknown.
+
+    ``rules`` name the variables for the MPI library.
+    """
+    from stager.node.facts import NodeFacts  # only for this failure
+
+    try:
+        scope = Scope(nodes=job.unfold(context.nodes), context=context)
+        facts, _ = read_answers(scope.ask(Facts(), rules, os.environ), NodeFacts)
+    except StageError:  # the failure to start is what the user must know
+        return ""
+    return absent_interface(facts, rules.launch)
+
+
+def absent_interface(nodes: Mapping[str, NodeFacts], launch: Launch) -> str:
+    """Return a message if some nodes have none of the interfaces that the site names for MPI."""
+    from stager.node.probes import fits  # only for such failures
+
+    where, named = launch.interfaces
+    if not named:
+        return ""
+    wanted = named.split(",")
+    lack = [
+        name
+        for name, node in nodes.items()
+        if not any(fits(link, one) for link in node.links for one in wanted)
+    ]
+    if not lack:
+        return ""
+    return (
+        f"MPI did not start: {job.fold(lack)} has no interface that is up and leads to other "
+        f"nodes of those that {where} of stage.toml names ({named}); tell the administrator"
+    )

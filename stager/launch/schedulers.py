@@ -1,41 +1,36 @@
-"""Read lists of hosts: hostfiles of MPI libraries and schedulers, and lists such as ``n[1-4]``.
+"""Which hosts does a user or a scheduler other than Slurm name, and who of them stages?
 
-What is read here becomes arguments of mpiexec and ssh, so a host must look like one.
-
-Find the hosts that a user names: by ``--hosts`` or by ``--hostfile``. Pure.
-
-Start the ranks of a stage by ``flux run`` on the nodes of a Flux job. Pure.
-
-It was written by Flux's documents and has not been tried with Flux itself.
-
-Find the hosts of a job of PBS (OpenPBS, PBS Professional, Torque). Pure.
-
-Find the hosts of a job of LSF. Pure.
-
-Find the hosts of a distributed task of dstack, which runs the same commands on each. Pure.
-
-Find the hosts of an MPIJob of Kubernetes, from the variables that mpi-operator sets. Pure.
-
-Choose by what the ranks are started: as the user says, else by the environment. Pure.
+Flux, PBS (OpenPBS, PBS Professional, Torque), LSF, dstack and Kubernetes are known. What is read
+here becomes arguments of mpiexec and ssh, so a host must look like one. Where a launcher runs one
+command line on all nodes, its first process stages for all. What is said of Flux is from its
+documents; it has not been tried with Flux itself.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stager.base.errors import UsageError
+import xxhash
+
+from stager.base.errors import Failure, LaunchError, UsageError
+from stager.base.outcome import Outcome
 from stager.base.paths import OTHERS, SLURM
 from stager.base.text import printable
 from stager.launch import job
 from stager.launch.environment import RANK
+from stager.node.job_state import wait_for_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from stager.request.items import StageRequest
 
 #: Returns the text of a file. Raises OSError or UnicodeError.
 Read = Callable[[str], str]
@@ -307,3 +302,84 @@ def choose(
                     "by --hostfile"
                 )
     return SLURM, None
+
+
+#: What numbers the nodes: dstack, an Indexed Job of Kubernetes, the options of torchrun
+#: by variables, torchrun for its workers, and other launchers of torch; and the workers of a node.
+_NODE_RANKS = (
+    "DSTACK_NODE_RANK",
+    "JOB_COMPLETION_INDEX",
+    "PET_NODE_RANK",
+    "GROUP_RANK",
+    "NODE_RANK",
+)
+_LOCAL_RANK = "LOCAL_RANK"
+#: What tells the jobs of one user on the same nodes apart. All have the same value on all nodes.
+_OF_RUN = ("DSTACK_RUN_ID", "TORCHELASTIC_RUN_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command line that several processes run: the first stages for all, the others wait."""
+
+    #: The same for all of them.
+    name: str
+    #: The variables that tell them apart, and the numbers of this process in them.
+    ranks: Mapping[str, str]
+
+    @property
+    def later(self) -> str:
+        """What says that this process is not the first; empty if it is.
+
+        >>> Line("a", {"NODE_RANK": "0", "LOCAL_RANK": "3"}).later
+        'LOCAL_RANK is 3'
+        """
+        return next((f"{name} is {rank}" for name, rank in self.ranks.items() if int(rank)), "")
+
+    @property
+    def task(self) -> str:
+        """What this process is called among those of its node."""
+        return "-".join(self.ranks.values())
+
+
+def find_line(
+    environment: Mapping[str, str], hosts: Sequence[str], values: Iterable[str]
+) -> Line | None:
+    """Return the line that this process runs to stage ``values``; None if it alone runs it.
+
+    ``hosts`` are those on which ranks are started without Slurm.
+    """
+    node = next((name for name in _NODE_RANKS if _is_number(environment, name)), "")
+    if not (node and hosts):
+        return None
+    names = [name for name in (node, _LOCAL_RANK) if _is_number(environment, name)]
+    ranks = {name: environment[name] for name in names}
+    same = [*hosts], [environment.get(name, "") for name in _OF_RUN], [*values]
+    return Line(xxhash.xxh3_128_hexdigest(json.dumps(same).encode()), ranks)
+
+
+def _is_number(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name, "")
+    return text.isascii() and text.isdecimal()
+
+
+def wait_for_first(line: Line, request: StageRequest, patience: float) -> Outcome:
+    """Wait until the first process of the ``line`` has staged the ``request`` to this node.
+
+    Return its outcome, which has no items. Raise LaunchError if no stage of the line works on this
+    node for ``patience`` seconds.
+    """
+    begun = time.monotonic()
+    code = wait_for_line(request.line, request.line_root, os.getuid(), line.task, patience)
+    if code is None:
+        raise LaunchError(
+            f"{line.later}, so this waited for the first to stage, but for {patience:g} s no stage "
+            "of this line ran on this node; see what the first says, and run the same line on all"
+        )
+    failures = []
+    if code:
+        text = (
+            f"{line.later}: the first, which stages for all, failed (exit code {code}) and says why"
+        )
+        failures = [Failure(code, text, "")]
+    return Outcome([], failures, time.monotonic() - begun)

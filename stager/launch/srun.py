@@ -1,6 +1,6 @@
 """Build the arguments of a nested srun: for the ranks, and for a command on some nodes. Pure.
 
-``srun`` is its path (`commands.find_srun`).
+``srun`` is its path (`job.find_srun`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stager.launch.job import JobContext
     from stager.request.policy import Policy
 
-#: The ranks of a trial of MPI (`launch.hello`).
+#: The ranks of a trial of MPI (`targets.smoke_test`).
 HELLO_RANKS = 2
 
 

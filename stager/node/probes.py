@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stager.base.interfaces import Interface, Kind, interfaces, known_addresses
+from stager.base.interfaces import Interface, Kind, interfaces, is_in, known_addresses
 from stager.base.mounts import mount_of, mounted_by_stranger
 from stager.fs.partial_file import NO_UNNAMED
 
@@ -118,6 +118,19 @@ class Fabric:
 
     name: str
     rate: str
+
+
+def fits(link: Link, wanted: str) -> bool:
+    """Return whether an interface has the ``wanted`` name, or an address in the ``wanted`` network.
+
+    A network that cannot be read is for MPI to judge.
+    """
+    if "/" not in wanted:
+        return link.name == wanted
+    try:
+        return any(is_in(address, wanted) for address in link.addresses)
+    except (OSError, ValueError):
+        return True
 
 
 def links() -> list[Link]:

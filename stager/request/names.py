@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from stager.base.errors import UsageError
 from stager.base.text import printable
 from stager.source.schemes import Scheme
 
@@ -176,6 +177,16 @@ def current_folder() -> str:
     with suppress(OSError):
         return os.getcwd()
     return ""
+
+
+def absolute(path: str) -> str:
+    """Return the absolute form of ``path``. Raise UsageError if the current folder was deleted."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise UsageError(
+            "the current folder does not exist any more; change to another one"
+        ) from None
 
 
 def letters_of(environment: Mapping[str, str]) -> dict[str, str]:

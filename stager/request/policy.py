@@ -34,7 +34,7 @@ from stager.base.paths import INTERFACES
 from stager.base.rules import KEEP_FREE, byte_size, disk_amount, shared_owner
 from stager.request.grammar import Tolerance
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
-from stager.request.names import LETTERS, fill_letters
+from stager.request.names import LETTERS, fill_letters, letters_at_submission, letters_of
 from stager.source.endpoints import RemoteSettings
 from stager.source.image_name import is_registry
 from stager.source.schemes import URLS
@@ -559,6 +559,18 @@ def load(path: Path) -> Policy:
             f"{path} is missing; {_REMEDY} (slurm-config/stage.toml is a template for it)"
         )
     return rules
+
+
+def load_here(path: Path, environment: Mapping[str, str], *, simulated: bool = False) -> Policy:
+    """Return the policy in ``path`` for the job, if any, that an ``environment`` tells of.
+
+    Simulated nodes have a default one. Raise PolicyRefusal.
+    """
+    letters = letters_of(environment)
+    if simulated:
+        rules = load_if_present(path) or LOCAL
+        return rules.at(letters_at_submission(environment) | letters)
+    return load(path).at(letters)
 
 
 def load_if_present(path: Path) -> Policy | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stager.cli import demo
+from stager.cli import stage
 from tests.support.desk import call, untimed, without_free_space
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_a_demo_stages_twice_and_shows_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "_SIZE", 1 << 20)
+    monkeypatch.setattr(stage, "_SIZE", 1 << 20)
     ran = untimed(call(["demo", "--nodes", "2"], tmp_path))
     out = re.sub(r"/\S*/stage-demo-[^/]*", "TMP", without_free_space(ran.out))
     assert (ran.code, ran.err) == (0, "")

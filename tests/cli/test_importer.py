@@ -19,7 +19,7 @@ import pytest
 from stager.base.errors import Failure, SourceError
 from stager.base.outcome import Outcome
 from stager.cli import importer
-from stager.cli.staging import JobNodes
+from stager.launch.targets import JobNodes
 from stager.node.job_state import StepStatus
 from stager.request.grammar import Directive
 from stager.request.policy import Policy

@@ -89,7 +89,7 @@ def test_an_error_of_a_file_that_no_command_expects_names_the_file(
     def fail(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", b"/some/file")
 
-    monkeypatch.setattr("stager.cli.check.parse_values", fail)
+    monkeypatch.setattr("stager.cli.check.parse_value", fail)
     message = "stage: /some/file: Permission denied\n"
     assert desk.stagectl("check", "/a:/nvme/b") == Ran(8, "", message)
 

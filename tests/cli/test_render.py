@@ -16,11 +16,11 @@ from stager.cli.render import (
     failure_lines,
     node_lines,
     phase_line,
+    print_outcome,
     progress_line,
     rate_lines,
     summary,
 )
-from stager.cli.staging import print_outcome
 from stager.launch.job import fold
 
 MIB = 1 << 20

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.scope import Scope, by_problem
-from stager.launch.nodes import Answer, frames
+from stager.launch.nodes import Answer, Scope, by_problem, frames
 from tests.support.desk import Desk, without_free_space
 from tests.support.stagectl import Ran
 from tests.support.users import USER, as_ordinary_user

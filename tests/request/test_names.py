@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stager.base.errors import DirectiveError
 from stager.request.grammar import parse_value, with_values
-from stager.request.names import LETTERS, SPELLINGS, Names, fill_letters
+from stager.request.names import LETTERS, SPELLINGS, Names, absolute, fill_letters
 from tests.support.directives import FOLDER, NAMES, message
 
 if TYPE_CHECKING:
@@ -266,3 +266,13 @@ def test_letters_are_filled_into_paths_of_the_site() -> None:
         with pytest.raises(ValueError, match=r"known|cannot|would") as caught:
             fill_letters(pattern, {"x": "..", "u": "x"})
         assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("a", "/a"), ("./a/../b//", "/b"), ("/x/./y/", None), ("", "")]
+)
+def test_a_path_is_made_absolute_and_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, expected: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute(path) == ("/x/y" if expected is None else f"{tmp_path}{expected}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stager.cli.tolerant import Tolerated, safe_after, tolerated
+from stager.launch.tolerate import Tolerated, safe_after, tolerated
 from stager.request.policy import Policy
 
 RULES = Policy.model_validate(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import UsageError
-from stager.cli.local_disks import make_disk
+from stager.launch.targets import make_disk
 from tests.support.users import USER, as_user, ordinary_home
 
 if TYPE_CHECKING:
