@@ -155,10 +155,11 @@ class Names:
 
         Not Slurm's own, which are the job's, nor what would make a relative path something else.
         """
+        begin = piece.seen.startswith("@")
         for match in _VARIABLE.finditer(piece.seen):
             name = match[1] or match[2]
             value = self.environment.get(name, "")
-            is_path = match.start() > 0 or value.startswith("/") or Scheme.of(value).is_url
+            is_path = match.start() > begin or value.startswith("/") or Scheme.of(value).is_url
             if value and is_path and name != "USER" and not name.startswith("SLURM"):
                 yield match, value
 
