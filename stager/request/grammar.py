@@ -32,9 +32,6 @@ from stager.base.options import (
     DEFAULT_OPTIONS,
     ITSELF,
     OPTION_TYPES,
-    FolderLayout,
-    Links,
-    Mode,
     Options,
 )
 from stager.base.text import printable
@@ -93,6 +90,14 @@ _CHOICES = {
     name: [str(word) for word in kind]
     for name, kind in OPTION_TYPES.items()
     if issubclass(kind, StrEnum)
+}
+#: Options, and those that cannot be combined with them. (With share, others would read what a
+#: stranger's link leads this user to.)
+_CONFLICTS = {
+    "mode=shard": {"extract"},
+    "decompress": {"extract", "mode=shard"},
+    "layout=hub": {"decompress", "mode=shard"},
+    "links=follow": {"share=group", "share=all"},
 }
 _LINE = "#STAGE SRC:DST[,key=value…]"
 #: How a line begins that was written like an ``#SBATCH`` line.
@@ -184,10 +189,7 @@ def _directive(piece: Piece, names: Names) -> Directive:
         _check_url(source, path)
         _check_format(source, path, chosen.values)
     for option in options:
-        chosen.check_mode(option)
-        chosen.check_decompress(option)
-        chosen.check_layout(option, path)
-        chosen.check_links(option)
+        chosen.check(option, path)
     return Directive(directive.source, directive.destination, Options(**chosen.values))
 
 
@@ -314,41 +316,20 @@ class _Chosen:
         before = self.values.get("decompress", ())
         return before == ITSELF or bool(before and not equals)
 
-    def check_mode(self, option: Piece) -> None:
-        """Raise DirectiveError for an ``option`` that cannot be combined with the mode."""
-        key = _key(option)
-        is_shard = self.values.get("mode") is Mode.SHARD
-        if key == "by" and not is_shard:
+    def check(self, option: Piece, source: str) -> None:
+        """Raise DirectiveError for an ``option`` that does not fit the others, or the source."""
+        key, given = _key(option), self._given()
+        if key == "by" and "mode=shard" not in given:
             raise option.fault(f"'{key}' needs mode=shard")
-        if is_shard and key == "extract":
-            raise option.fault(f"'{key}' cannot be combined with mode=shard")
-
-    def check_layout(self, option: Piece, source: str) -> None:
-        """Raise DirectiveError for an ``option`` that cannot be combined with layout=hub."""
-        if self.values.get("layout") is not FolderLayout.HUB:
-            return
-        key = _key(option)
-        if key == "layout" and Scheme.of(source) is not Scheme.HF:
+        for other, refused in _CONFLICTS.items():
+            if other in given and not refused.isdisjoint((key, option.value)):
+                raise option.fault(f"'{option.value}' cannot be combined with {other}")
+        if option.value == "layout=hub" and Scheme.of(source) is not Scheme.HF:
             raise option.fault("'layout=hub' needs a model of a hub as source: hf://…")
-        if key == "decompress" or self.values.get(key) is Mode.SHARD:
-            raise option.fault(f"'{option.value}' cannot be combined with layout=hub")
 
-    def check_links(self, option: Piece) -> None:
-        """Raise DirectiveError for an ``option`` that cannot be combined with links=follow.
-
-        Others must not read by ``share`` what a stranger's link leads this user to.
-        """
-        key = _key(option)
-        is_shared = key == "share" and self.values[key] != Options().share
-        if is_shared and self.values.get("links") is Links.FOLLOW:
-            raise option.fault(f"'{option.value}' cannot be combined with links=follow")
-
-    def check_decompress(self, option: Piece) -> None:
-        """Raise DirectiveError for an ``option`` that cannot be combined with decompress."""
-        key = _key(option)
-        others = {"extract": True, "mode": Mode.SHARD}
-        if "decompress" in self.values and key in others and self.values[key] == others[key]:
-            raise option.fault(f"'{option.value}' cannot be combined with decompress")
+    def _given(self) -> set[str]:
+        """Return the names of the options, and those whose values are words with their values."""
+        return {*self.values, *(f"{key}={value}" for key, value in self.values.items())}
 
     def _type(self, option: Piece, key: str) -> type:
         """Return the type of the option's value. Raise DirectiveError unless it may be given."""
