@@ -95,7 +95,8 @@ class Progress:
             self._say(progress_line(so_far) + (_quiet_text(quiet) if so_far.idle else ""))
 
     def _wait(self, destination: str, words: str, seconds: float, *, at_once: bool = False) -> None:
-        words = f"{words}, {seconds_text(seconds)} so far"
+        if seconds >= 1:
+            words = f"{words}, {seconds_text(seconds)} so far"
         if self._screen:
             self._drawn(self._screen).wait(destination, words)
         elif at_once or self._is_time():

@@ -104,7 +104,7 @@ def test_a_wait_is_reported_at_once_and_then_every_five_seconds(clock: Clock) ->
             progress.show(waiting(second))
             clock.now += 1
     assert lines == [
-        "/nvme/a: waiting for job 17 on n2, 0.0 s so far",
+        "/nvme/a: waiting for job 17 on n2",
         "/nvme/a: waiting for job 17 on n2, 5.0 s so far",
     ]
 
