@@ -496,9 +496,8 @@ class Scope:
             )
         nodes, command = job.fold(self.nodes), f"stagectl {shlex.join(words)}"
         return (
-            "if these nodes cannot be reached by ssh, ask them within a job that has these nodes: "
-            f"srun --jobid=ID --overlap -N1 -n1 {command} -w {nodes}, or within a new one: "
-            f"salloc -w {nodes} {command}"
+            "if these nodes cannot be reached by ssh, ask them within a job of yours: "
+            f"{command} --job ID, or salloc -w {nodes} {command}"
         )
 
     def ask(self, command: Command, rules: Policy, environment: Mapping[str, str]) -> list[Answer]:

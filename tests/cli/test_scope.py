@@ -85,9 +85,8 @@ def test_users_are_told_how_to_ask_within_a_job() -> None:
     words = ["verify", "/nvme/a b"]
     named = Scope(nodes=NODES)
     assert as_ordinary_user(lambda: named.without_ssh(words, ANSWERS)) == (
-        "if these nodes cannot be reached by ssh, ask them within a job that has these nodes: srun "
-        "--jobid=ID --overlap -N1 -n1 stagectl verify '/nvme/a b' -w n[1-3], or within a new one: "
-        "salloc -w n[1-3] stagectl verify '/nvme/a b'"
+        "if these nodes cannot be reached by ssh, ask them within a job of yours: stagectl verify "
+        "'/nvme/a b' --job ID, or salloc -w n[1-3] stagectl verify '/nvme/a b'"
     )
     others = [ANSWERS[0], ANSWERS[2]]
     assert as_ordinary_user(lambda: named.without_ssh(words, others)) == ""

@@ -288,12 +288,10 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
 
     code, lines = stagectl("status", "-w", "n[1-4]")
     assert (code, lines[1]) == (0, f"n[1-3] /nvme/a 2.9 MiB T ready - /shared/a {job.id}")
-    step = "srun --jobid={} --overlap -N1 -n1 stagectl {}"
-    instead = "stage: if these nodes cannot be reached by ssh, ask them within {}: " + step
-    new = ", or within a new one: salloc -w n[1-4] stagectl status"
+    instead = "stage: if these nodes cannot be reached by ssh, ask them within a job of yours: "
     assert lines[-2:] == [
         "n4: ssh: connect to host n4 port 22: Connection refused",
-        instead.format("a job that has these nodes", "ID", "status -w n[1-4]") + new,
+        instead + "stagectl status --job ID, or salloc -w n[1-4] stagectl status",
     ]
     assert stagectl("evict", "-w", "n[1-2]", "/nvme/a") == (
         0, ["stage: /nvme/a: evicted on n[1-2] (2 nodes)"]
@@ -304,7 +302,7 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     refused = site.run([STAGECTL, "status", "--job", running.id], user="bob", check=False)
     # bob has no key.
     verify = site.run([STAGECTL, "verify", "-w", "n2"], user="bob", check=False)
-    inside = site.run(step.format(running.id, "status").replace("stagectl", STAGECTL))
+    inside = site.run(f"srun --jobid={running.id} --overlap -N1 -n1 {STAGECTL} status")
     running.cancel()
     running.wait()
     assert (code, lines[1:3]) == (
@@ -318,9 +316,8 @@ def test_nodes_are_asked_by_clustershell_outside_of_a_job(site: Site) -> None:
     assert (refused.returncode, refused.stderr) == (8, "")
     assert refused.stdout.endswith("Access/permission denied\n")
     assert verify.returncode == 8
-    told = instead.format("a job that has these nodes", "ID", "verify -w n2")
-    new = ", or within a new one: salloc -w n2 stagectl verify"
-    assert verify.stderr.splitlines()[-1] == told + new
+    told = instead + "stagectl verify --job ID, or salloc -w n2 stagectl verify"
+    assert verify.stderr.splitlines()[-1] == told
 
 
 def test_a_demo_shows_its_copies_whatever_the_sites_rules_are(site: Site) -> None:
