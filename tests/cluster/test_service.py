@@ -91,6 +91,14 @@ def test_a_line_stays_where_slurm_cannot_be_asked(out_of_service: Site) -> None:
     assert site.path("login", LINE).read_text() == line
 
 
+def test_whoever_has_no_systemd_is_told_to_start_slurmd(out_of_service: Site) -> None:
+    done = serve(out_of_service, "enable", "mount -t tmpfs none /run/slurm-stage")
+    assert (done.stdout.splitlines()[-1], done.stderr) == (
+        "slurm-stage: start slurmd, or restart it",
+        "",
+    )
+
+
 def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Site) -> None:
     site = out_of_service
     serve(site, "enable")
@@ -111,6 +119,8 @@ def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Si
     assert said == f"slurm-stage: {LINE} is removed: Slurm loads the plugin no more\n"
     assert job.wait().exit_code == "0:0"
     assert not site.path("login", LINE).exists()
+    again = site.run(disable, user="root", on="n1")
+    assert again.stdout == f"slurm-stage: {LINE} is not there: Slurm does not load the plugin\n"
     site.run("rm /shared/begun /shared/go")
 
 
