@@ -70,6 +70,8 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
         yield "variables", ", ".join(f"${name}: {path}" for name, path in rules.variables.items())
     if rules.hints:
         yield "ask for", ", ".join(f"{root} by {hint}" for root, hint in rules.hints.items())
+    if rules.job_roots:
+        yield "of one job", f"{', '.join(rules.job_roots)}: the copies there go with the job"
     if rules.shared_roots:
         folders = ", ".join(rules.shared_roots)
         yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"
@@ -80,8 +82,9 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     if cache.headroom:
         more = f"{_disk_amount(cache.headroom)} more than this are free"
         yield "after a job", f"old copies of any user are removed until {more}"
-    limit = f"{_disk_amount(cache.user_limit)} of each disk of a node"
-    yield "your limit", limit if cache.user_limit else "none"
+    if set(rules.roots) - set(rules.private_roots):
+        limit = f"{_disk_amount(cache.user_limit)} of each disk of a node"
+        yield "your limit", limit if cache.user_limit else "none"
     size = bytes_text(cache.unpacked_size)
     yield "unpacked", f"up to {size}, and {cache.unpacked_members} members, of one archive"
     yield "share=", _SHARES[rules.allow_share]

@@ -126,11 +126,17 @@ def test_it_shows_how_to_name_the_folders_of_jobs_and_how_to_ask_for_them(tmp_pa
         "DST beneath    /nvme, /local/%j\n"
         "variables      $TMPDIR: /local/%j\n"
         "ask for        /local/%j by --gres=local:GB\n"
+        "of one job     /local/%j: the copies there go with the job\n"
     )
     found = json.loads(site(tmp_path, text, "--json").out)
     assert found["roots"] == ["/nvme", "/local/%j"]
     assert found["variables"] == {"TMPDIR": "/local/%j"}
     assert found["hints"] == {"/local/%j": "--gres=local:GB"}
+
+
+def test_no_limit_of_the_user_is_shown_where_none_applies(tmp_path: Path) -> None:
+    assert "your limit" not in site(tmp_path, 'roots = [{ path = "/local/%u" }]').out
+    assert "of one job" not in site(tmp_path, 'roots = [{ path = "/local/%u" }]').out
 
 
 def test_a_site_without_rules_ends_with_their_code(tmp_path: Path) -> None:
