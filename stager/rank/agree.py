@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from stager.base.codec import NOTHING, NUMBER, REAL, TEXT, Codec, optional, pair_of, record_of
+from stager.base.codec import NOTHING, REAL, Codec, optional, pair_of, row_of
 from stager.base.errors import BusyError, Failure, StageError
 from stager.base.telemetry import Kind, count, doing
 from stager.fs.files import as_stage_error
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FAILURE = record_of(Failure, code=NUMBER, message=TEXT, node=TEXT)
+_FAILURE = row_of(Failure)
 #: Seconds between two attempts to take the locks: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -99,7 +99,7 @@ def together(context: Context, step: Callable[[], Any], answer: Codec[Any] = NOT
         failure = Failure.of(error, context.node.name)
     except OSError as error:
         failure = Failure.of(as_stage_error(error), context.node.name)
-    both = pair_of(optional(answer), optional(FAILURE))
+    both = pair_of(optional(answer), optional(_FAILURE))
     answers = context.channel.allgather((None if failure else result, failure), both)
     count()
     failures = [failure for _, failure in answers if failure]
@@ -116,7 +116,7 @@ class Busy(NamedTuple):
     holder: str
 
 
-_BUSY = record_of(Busy, node=TEXT, destination=TEXT, holder=TEXT)
+_BUSY = row_of(Busy)
 #: Seconds waited, and the share of the pause to wait now.
 _WAIT = pair_of(REAL, REAL)
 

@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stager.base.codec import NOTHING, NUMBER, REAL, TEXT, list_of, optional, record_of
+from stager.base.codec import NOTHING, REAL, list_of, row_of
 from stager.base.digest import Digest, KeyedDigest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import Pace, total
 from stager.base.telemetry import Phase, about
-from stager.rank.agree import FAILURE, RefusedError, StaleError, together
+from stager.rank.agree import RefusedError, StaleError, together
 from stager.rank.file_transfer import OPENED, PUBLISHED, Transfer
 from stager.rank.plan import joint_digest
 from stager.rank.report import Delivered
@@ -61,21 +61,7 @@ class _Verdict:
     peak_memory: int
 
 
-_VERDICT = record_of(
-    _Verdict,
-    node=TEXT,
-    digest=TEXT,
-    keyed_digest=TEXT,
-    stale=optional(FAILURE),
-    failure=optional(FAILURE),
-    reading=REAL,
-    writing=REAL,
-    written=NUMBER,
-    write_seconds=REAL,
-    bytes_read=NUMBER,
-    retries=NUMBER,
-    peak_memory=NUMBER,
-)
+_VERDICT = row_of(_Verdict)
 
 
 def deliver(

@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from stager.base.codec import BYTES, NUMBER, TEXT, optional, record_of, tuple_of
+from stager.base.codec import row_of
 from stager.base.errors import (
     LARGER_DISKS,
     DestinationError,
@@ -27,12 +27,11 @@ from stager.base.errors import (
 )
 from stager.base.extents import Extent, rounded
 from stager.base.options import Share
-from stager.base.outcome import Counts
+from stager.base.outcome import Counts  # noqa: TC001 - `row_of` reads it
 from stager.base.rules import amount_of
 from stager.fs.files import TICK, existing_folder_above, remove_tree, stage_errors
 from stager.fs.partial_file import Partial, make_partial_folder
 from stager.fs.reader import FileReader
-from stager.rank.agree import FAILURE
 from stager.rank.plan import Form
 from stager.rank.report import tell
 from stager.source.access import open_file
@@ -84,13 +83,7 @@ class Opened:
     needs: bytes = b""
 
 
-OPENED = record_of(
-    Opened,
-    size=NUMBER,
-    extents=tuple_of(record_of(Extent, offset=NUMBER, length=NUMBER)),
-    stale=optional(FAILURE),
-    needs=BYTES,
-)
+OPENED = row_of(Opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +95,7 @@ class Published:
     note: str = ""
 
 
-_COUNTS = record_of(
-    Counts, files=NUMBER, moved=NUMBER, moved_size=NUMBER, deleted=NUMBER, parts=tuple_of(NUMBER)
-)
-PUBLISHED = record_of(Published, digest=TEXT, tree=optional(_COUNTS), note=TEXT)
+PUBLISHED = row_of(Published)
 
 
 class _Side:

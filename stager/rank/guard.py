@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.codec import BYTES, NUMBER, TEXT, record_of
+from stager.base.codec import row_of
 from stager.base.interfaces import NEAR
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Address:
     proof: bytes
 
 
-ADDRESS = record_of(Address, node=TEXT, host=TEXT, port=NUMBER, token=BYTES, proof=BYTES)
+ADDRESS = row_of(Address)
 
 
 class Guard:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stager.base.codec import FLAG, NUMBER, TEXT, list_of, member_of, record_of
+from stager.base.codec import row_of
 from stager.base.errors import LaunchError
 from stager.base.interfaces import (
     FAST,
@@ -58,18 +58,7 @@ class Offer:
     is_named: bool = False
 
 
-OFFERS = list_of(
-    record_of(
-        Offer,
-        name=TEXT,
-        kind=member_of(Kind),
-        speed=NUMBER,
-        host=TEXT,
-        network=TEXT,
-        is_fast=FLAG,
-        is_named=FLAG,
-    )
-)
+OFFERS = row_of(list[Offer])
 
 
 def offers(wanted: str) -> list[Offer]:

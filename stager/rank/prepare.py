@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from stager.base.codec import NUMBER, TEXT, list_of, pair_of, record_of
+from stager.base.codec import row_of
 from stager.base.errors import StageError
 from stager.base.options import Mode
 from stager.base.outcome import Evicted
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EVICTED = list_of(record_of(Evicted, node=TEXT, destination=TEXT, size=NUMBER))
+_EVICTED = row_of(list[Evicted])
 #: `Sink.need` of each item.
-_NEEDS = list_of(pair_of(NUMBER, NUMBER))
+_NEEDS = row_of(list[tuple[int, int]])
 
 
 def make_transfer(context: Context, task: Task, listings: Listings) -> Transfer:

@@ -11,18 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stager.base.codec import (
-    BYTES,
-    FLAG,
-    NUMBER,
-    TEXT,
-    Codec,
-    list_of,
-    member_of,
-    optional,
-    record_of,
-    tuple_of,
-)
+from stager.base.codec import NUMBER, TEXT, Codec, record_of, row_of, tuple_of
 from stager.base.errors import SourceError, UsageError
 from stager.base.options import (
     ITSELF,
@@ -45,7 +34,6 @@ from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.store.leases import note_uses
 from stager.store.validity import (
-    Reason,
     Survey,
     check_apart,
     open_to,
@@ -67,21 +55,14 @@ if TYPE_CHECKING:
 def _environment() -> Codec[Environment]:
     from stager.tree.environments import Environment  # rarely needed
 
-    paths = tuple_of(BYTES)
-    return record_of(
-        Environment, path=BYTES, links=paths, interpreter=BYTES, homes=paths, base=BYTES,
-        comes_along=FLAG, sees_packages=FLAG,
-    )  # fmt: skip
+    return row_of(Environment)
 
 
-_FACTS = record_of(
-    SourceFacts, size=NUMBER, mtime_ns=NUMBER, ctime_ns=NUMBER, inode=NUMBER, revision=TEXT
-)
 #: How what rank 0 sees travels to the other ranks.
 SOURCES = tuple_of(
     record_of(
         Source,
-        facts=_FACTS,
+        facts=row_of(SourceFacts),
         mode=NUMBER,
         group=NUMBER,
         allocated=NUMBER,
@@ -188,22 +169,7 @@ def _relocated(item: StageItem, source: Source) -> Source:
     return replace(source, relocation=relocation_digest(source.environments))
 
 
-_SURVEYS = list_of(
-    record_of(
-        Survey,
-        node=TEXT,
-        reason=optional(member_of(Reason)),
-        digest=TEXT,
-        files=NUMBER,
-        note=TEXT,
-        split=TEXT,
-        changed=FLAG,
-        pinned=FLAG,
-        jobs=tuple_of(NUMBER),
-        replaces=TEXT,
-        open_to=TEXT,
-    )
-)
+_SURVEYS = row_of(list[Survey])
 
 
 @dataclass(frozen=True, slots=True)

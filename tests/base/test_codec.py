@@ -26,7 +26,7 @@ from stager.base.codec import (
     optional,
     pair_of,
     record_of,
-    tuple_of,
+    row_of,
 )
 
 
@@ -49,14 +49,7 @@ class Thing:
     old: bool = False
 
 
-THING = record_of(
-    Thing,
-    name=TEXT,
-    colour=optional(member_of(Colour)),
-    data=BYTES,
-    points=tuple_of(record_of(Point, x=NUMBER, y=REAL)),
-    old=FLAG,
-)
+THING = row_of(Thing)
 CODEC = list_of(pair_of(optional(THING), NUMBER))
 NUMBERS = st.integers(-(2**63), 2**64 - 1)
 REALS = st.floats(allow_nan=False, allow_infinity=False)
