@@ -24,23 +24,7 @@ POLICY = Policy(roots=("/nvme",))
 ITEM = StageItem("/shared/img.sqsh", "/nvme/img.sqsh", "/nvme", Options(validate=Validate.STAT))
 REQUEST = StageRequest((ITEM,), nodes=4, lock_timeout=1800.0, job=17, key="0f" * 32)
 #: REQUEST as the ranks find it.
-REQUEST_JSON = (
-    '{"items": [{"source": "/shared/img.sqsh", "destination": "/nvme/img.sqsh", '
-    '"root": "/nvme"}], "nodes": 4, '
-    '"lock_timeout": 1800.0, "stall_timeout": 60.0, '
-    '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
-    '"algorithm": "auto", "requests": 1, "direct": true}, '
-    '"space": {"keep_free": 0, "user_limit": 0, "roots": [], '
-    '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
-    '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
-    '"allow_http": false, "insecure_registries": [], "limit": 0}, '
-    '"job": 17, "status_file": "", "step": "", '
-    '"needs_plugin": false, "shared_owner": 0, '
-    '"dry_run": false, "bench": 0, '
-    '"silence": 0.0, "failed_nodes": [], "log_user": "", "hello": false, '
-    '"local_root": "", '
-    '"key": "' + "0f" * 32 + '"}'
-)
+REQUEST_JSON = REQUEST.to_json()
 #: What a rank is always given.
 GIVEN = {
     "HOME": "/",
