@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from stager.base.codec import codec_of
@@ -107,6 +108,27 @@ def total(parts: Sequence[Counts]) -> Counts:
     )
 
 
+class NoteKind(StrEnum):
+    """What a note is about."""
+
+    #: A copy of another source was replaced; something of the user's own was, by ``replace``.
+    REPLACED = "replaced"
+    CHANGED = "changed"
+    #: With lifetime=job, a copy stays.
+    PINNED = "pinned"
+    #: Anything else.
+    REMARK = "remark"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the user is told of an item beside its line, and the ``nodes`` if it is about some."""
+
+    kind: NoteKind
+    text: str
+    nodes: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class ItemReport:
     """What was done for one item; sizes in bytes, times in seconds, nodes by name."""
@@ -130,16 +152,9 @@ class ItemReport:
     tree: Counts | None = None
     #: With mode=shard, the path of the list of which node holds which file.
     shard_list: str = ""
-    #: A remark for the user.
-    note: str = ""
+    notes: list[Note] = field(default_factory=list)
     #: Requests to a store that had to be repeated.
     retries: int = 0
-    #: Nodes on which something of the user's own was replaced, by the option ``replace``.
-    changed: list[str] = field(default_factory=list)
-    #: With lifetime=job, nodes whose copy stays, as it is pinned.
-    pinned: list[str] = field(default_factory=list)
-    #: The source of a copy that was replaced, if that was another one.
-    replaced: str = ""
 
 
 @dataclass(frozen=True, slots=True)

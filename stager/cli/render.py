@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.outcome import far_below
+from stager.base.outcome import NoteKind, far_below
 from stager.base.text import bytes_text, files_text, rate_text, seconds_text
 from stager.cli.tables import table
 from stager.launch.job import fold
@@ -32,20 +32,10 @@ def summary(outcome: Outcome, fold: Fold) -> list[str]:
     line = _planned_line if outcome.dry_run else _item_line
     left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
     evicted = evicted_lines(outcome.evicted, fold, dry_run=outcome.dry_run)
-    lines_of = _would_change_lines if outcome.dry_run else _changed_lines
-    changed = [line for item in outcome.items for line in lines_of(item, fold)]
-    notes = [f"{item.destination}: {item.note}" for item in outcome.items if item.note]
-    stay = [line for item in outcome.items for line in _stay_lines(item, fold)]
-    lines = (line(item, fold) for item in outcome.items)
-    return [
-        *left_out,
-        *evicted,
-        *lines,
-        *changed,
-        *([] if outcome.dry_run else stay),
-        *notes,
-        *slow,
-    ]
+    lines = [line(item, fold) for item in outcome.items]
+    notes = [line for item in outcome.items for line in _note_lines(item, fold)]
+    remarks = [line for item in outcome.items for line in _remark_line(item)]
+    return [*left_out, *evicted, *lines, *notes, *remarks, *slow]
 
 
 def print_outcome(
@@ -116,35 +106,25 @@ def _item_line(item: ItemReport, fold: Fold) -> str:
     return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
 
 
-def _changed_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
-    """Yield what a user is told of the old copies that were replaced."""
-    if item.replaced:
-        yield f"{item.destination}: note: a copy of {item.replaced} was replaced"
-    if item.changed:
-        yield (
-            f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what was not staged, "
-            "or was changed since, was replaced; write what you want to keep elsewhere"
-        )
+def _note_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
+    """Yield what a user is told beside the item's line, except for remarks, which come last."""
+    for note in item.notes:
+        if note.kind is not NoteKind.REMARK:
+            nodes = nodes_text(note.nodes, fold)
+            yield f"{item.destination}: {_NOTES[note.kind].format(nodes=nodes, text=note.text)}"
 
 
-def _would_change_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
-    """Yield on which nodes the user would lose something; a dry run has no names of it."""
-    if item.replaced:
-        yield f"{item.destination}: note: a copy of {item.replaced} would be replaced"
-    if item.changed:
-        yield (
-            f"{item.destination}: note: on {nodes_text(item.changed, fold)}, what is yours there "
-            "would be deleted, because of the option replace"
-        )
+#: How a note is told.
+_NOTES = {
+    NoteKind.REPLACED: "note: {text}",
+    NoteKind.CHANGED: "note: on {nodes}, {text}",
+    NoteKind.PINNED: "note: it stays on {nodes} after the job: {text}",
+}
 
 
-def _stay_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
-    """Yield why a copy stays in spite of lifetime=job, if it does."""
-    if item.pinned:
-        yield (
-            f"{item.destination}: note: it stays on {nodes_text(item.pinned, fold)} after the job: "
-            "it is pinned (stagectl unpin lets it go)"
-        )
+def _remark_line(item: ItemReport) -> Iterator[str]:
+    if remarks := [note.text for note in item.notes if note.kind is NoteKind.REMARK]:
+        yield f"{item.destination}: {'; '.join(remarks)}"
 
 
 def _spread_line(item: ItemReport, fold: Fold) -> str:

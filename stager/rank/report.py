@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stager.base.events import event
-from stager.base.outcome import Counts, ItemReport
+from stager.base.outcome import Counts, ItemReport, Note, NoteKind
 from stager.base.text import listed, printable
 from stager.store.validity import Reason
 
@@ -98,7 +98,12 @@ class Progress:
 
 
 def item_report(
-    task: Task, surveys: Sequence[Survey], delivered: Delivered, seconds: float
+    task: Task,
+    surveys: Sequence[Survey],
+    delivered: Delivered,
+    seconds: float,
+    *,
+    dry_run: bool = False,
 ) -> ItemReport:
     """Return the report of one item. ``surveys`` are in rank order and name the nodes."""
     item, plan = task.item, task.plan
@@ -111,9 +116,6 @@ def item_report(
         current=[names[rank] for rank in plan.current],
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
         reasons=_reasons([surveys[rank] for rank in plan.receivers]),
-        changed=[names[rank] for rank in plan.receivers if surveys[rank].changed],
-        pinned=[survey.node for survey in surveys if survey.pinned],
-        replaced=next((one for rank in plan.receivers if (one := surveys[rank].replaces)), ""),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
@@ -121,7 +123,11 @@ def item_report(
         tree=delivered.tree or _counts(task, surveys),
         shard_list=item.shard_list,
         retries=delivered.retries,
-        note="; ".join(filter(None, _notes(task, surveys, delivered))),
+        notes=[
+            *_fates([surveys[rank] for rank in plan.receivers], dry_run=dry_run),
+            *([] if dry_run else _stays(surveys)),
+            *(Note(NoteKind.REMARK, text) for text in _remarks(task, surveys, delivered) if text),
+        ],
     )
 
 
@@ -138,8 +144,31 @@ def _counts(task: Task, surveys: Sequence[Survey]) -> Counts | None:
     return Counts(max(survey.files for survey in surveys)) if task.item.options.extract else None
 
 
-def _notes(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Iterator[str]:
-    """Yield the notes to the user on one item; some may be empty."""
+def _fates(receivers: Sequence[Survey], *, dry_run: bool) -> Iterator[Note]:
+    """Yield what is told of old copies that were replaced, and of the user's own among them."""
+    sources = {one.node: one.replaces for one in receivers if one.replaces}
+    if sources:
+        was = "would be" if dry_run else "was"
+        text = f"a copy of {next(iter(sources.values()))} {was} replaced"
+        yield Note(NoteKind.REPLACED, text, [*sources])
+    if changed := [one.node for one in receivers if one.changed]:
+        text = (
+            "what is yours there would be deleted, because of the option replace"
+            if dry_run
+            else "what was not staged, or was changed since, was replaced; write what you want to "
+            "keep elsewhere"
+        )
+        yield Note(NoteKind.CHANGED, text, changed)
+
+
+def _stays(surveys: Sequence[Survey]) -> Iterator[Note]:
+    """Yield why a copy stays in spite of lifetime=job, if it does."""
+    if pinned := [one.node for one in surveys if one.pinned]:
+        yield Note(NoteKind.PINNED, "it is pinned (stagectl unpin lets it go)", pinned)
+
+
+def _remarks(task: Task, surveys: Sequence[Survey], delivered: Delivered) -> Iterator[str]:
+    """Yield further notes to the user on one item; some may be empty."""
     yield from _open_notes(surveys)
     yield _damaged_note(surveys)
     yield _unmatched_note(task)

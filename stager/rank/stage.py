@@ -110,7 +110,8 @@ class StageRun:
                 begun = time.monotonic()
                 for one, found in zip(batch, delivered, strict=True):
                     self._add_paces(found.paces)
-                    report = item_report(one.task, one.surveys, found, seconds)
+                    dry_run = self._context.request.dry_run
+                    report = item_report(one.task, one.surveys, found, seconds, dry_run=dry_run)
                     if report.received:
                         self._earlier[one.task.item] = report
                     reports.append(self._earlier.get(one.task.item, report))

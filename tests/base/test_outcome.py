@@ -9,7 +9,7 @@ import pytest
 
 from stager.base.codec import codec_of
 from stager.base.errors import Failure
-from stager.base.outcome import Counts, Evicted, ItemReport, Outcome, Rate, total
+from stager.base.outcome import Counts, Evicted, ItemReport, Note, NoteKind, Outcome, Rate, total
 
 FILE = ItemReport(
     source="/shared/a", destination="/nvme/a", size=5, received=["n1"], current=["n2"], senders=[],
@@ -18,7 +18,8 @@ FILE = ItemReport(
 SPREAD = ItemReport(
     source="/shared/d", destination="/nvme/d", size=9, received=["n1", "n2"], current=[],
     senders=[], digest="11", source_bytes_read=9, peak_memory=1, seconds=0.5, reasons=["absent"],
-    tree=Counts(3, 2, 9, 1, (4, 5)), shard_list="/nvme/d/.stage-shards.tsv", note="look",
+    tree=Counts(3, 2, 9, 1, (4, 5)), shard_list="/nvme/d/.stage-shards.tsv",
+    notes=[Note(NoteKind.PINNED, "look", ["n1"])],
 )  # fmt: skip
 
 

@@ -9,7 +9,18 @@ import pytest
 
 from stager.base.errors import Failure
 from stager.base.events import event
-from stager.base.outcome import Counts, Evicted, ItemReport, NodeRates, Outcome, Rate, Slow, total
+from stager.base.outcome import (
+    Counts,
+    Evicted,
+    ItemReport,
+    NodeRates,
+    Note,
+    NoteKind,
+    Outcome,
+    Rate,
+    Slow,
+    total,
+)
 from stager.base.text import bytes_text, seconds_text
 from stager.cli.render import (
     SoFar,
@@ -114,22 +125,24 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
 
 @pytest.mark.parametrize(("dry_run", "how"), [(False, "was"), (True, "would be")])
 def test_that_a_copy_of_another_source_is_replaced_is_told(how: str, *, dry_run: bool) -> None:
-    outcome = Outcome([replace(item(ALL, []), replaced="/data/old")], [], 2.0, dry_run)
+    note = Note(NoteKind.REPLACED, f"a copy of /data/old {how} replaced", ["n1"])
+    outcome = Outcome([replace(item(ALL, []), notes=[note])], [], 2.0, dry_run)
     assert summary(outcome, fold)[1:] == [f"/nvme/img: note: a copy of /data/old {how} replaced"]
 
 
-def test_a_file_of_the_users_own_is_not_replaced_silently() -> None:
-    outcome = Outcome([replace(item(ALL, []), changed=["n1", "n3"])], [], 2.0)
-    _, note = summary(outcome, fold)
-    assert note == (
-        "/nvme/img: note: on n[1,3] (2 nodes), what was not staged, or was changed since, was "
-        "replaced; write what you want to keep elsewhere"
-    )
-    _, note = summary(replace(outcome, dry_run=True), fold)
-    assert note == (
-        "/nvme/img: note: on n[1,3] (2 nodes), what is yours there would be deleted, because of "
-        "the option replace"
-    )
+def test_a_note_names_its_nodes_and_remarks_are_told_last_on_one_line() -> None:
+    notes = [
+        Note(NoteKind.REMARK, "note: one"),
+        Note(NoteKind.CHANGED, "what is yours there would be deleted", ["n1", "n3"]),
+        Note(NoteKind.REMARK, "note: two"),
+        Note(NoteKind.PINNED, "it is pinned", ["n2"]),
+    ]
+    outcome = Outcome([replace(item(ALL, []), notes=notes)], [], 2.0)
+    assert summary(outcome, fold)[1:] == [
+        "/nvme/img: note: on n[1,3] (2 nodes), what is yours there would be deleted",
+        "/nvme/img: note: it stays on n2 after the job: it is pinned",
+        "/nvme/img: note: one; note: two",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -331,11 +344,8 @@ def test_the_json_of_an_outcome() -> None:
                 "reasons": ["absent"],
                 "tree": None,
                 "shard_list": "",
-                "note": "",
+                "notes": [],
                 "retries": 0,
-                "changed": [],
-                "pinned": [],
-                "replaced": "",
             }
         ],
         "failures": [],

@@ -202,11 +202,8 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "reasons": ["absent"],
                 "tree": None,
                 "shard_list": "",
-                "note": "",
+                "notes": [],
                 "retries": 0,
-                "changed": [],
-                "pinned": [],
-                "replaced": "",
             }
         ],
         "failures": [],

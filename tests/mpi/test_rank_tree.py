@@ -13,7 +13,7 @@ import xxhash
 
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Validate, Verify
-from stager.base.outcome import Counts
+from stager.base.outcome import Counts, NoteKind
 from stager.request.items import Space
 from stager.store.cache import Cache, open_cache
 from stager.tree.partial_tree import PartialTree
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpi4py import MPI
+
+    from stager.base.outcome import ItemReport
 
 
 @pytest.fixture
@@ -141,7 +143,7 @@ def test_files_that_were_added_to_a_copy_stay_whether_the_source_changes_or_not(
 
     world.on_first(change)
     (item,) = world.run().items
-    assert (item.received, item.changed) == (world.nodes, [])
+    assert (item.received, changed_on(item)) == (world.nodes, [])
 
     def check() -> None:
         (world.copy / "results/1").chmod(0o700)
@@ -191,7 +193,11 @@ def test_what_a_job_changed_in_its_copy_is_restored_but_only_with_replace_if_it_
     assert (item.received, item.reasons) == ([last], ["the copy changed"])
     assert item.tree
     assert item.tree.moved_size == moved
-    assert item.changed == ([last] if own else [])
+    assert changed_on(item) == ([last] if own else [])
+
+
+def changed_on(item: ItemReport) -> list[str]:
+    return [node for note in item.notes if note.kind is NoteKind.CHANGED for node in note.nodes]
 
 
 def relink(path: Path, target: str) -> None:
@@ -258,7 +264,7 @@ def test_a_copy_that_was_found_damaged_is_mended(world: TreeWorld) -> None:
 
     world.on_last(mark)
     item = world.stage()
-    assert (item.received, item.changed) == ([world.nodes[-1]], [])
+    assert (item.received, changed_on(item)) == ([world.nodes[-1]], [])
     assert item.tree == Counts(len(FILES), 1, 5)
     assert world.stage().received == []
 
@@ -319,7 +325,7 @@ def test_what_was_not_staged_is_not_replaced(world: TreeWorld, make: str) -> Non
     assert path.read_bytes() == b"results" if path.is_file() else (path / "results").is_dir()
     world.comm.Barrier()
     if make == "a plain file":
-        assert world.stage(replace=True).changed == [world.nodes[-1]]
+        assert changed_on(world.stage(replace=True)) == [world.nodes[-1]]
 
 
 def test_an_empty_folder_is_replaced(world: TreeWorld) -> None:
@@ -566,16 +572,18 @@ def test_a_pattern_that_matches_nothing_is_noted(world: TreeWorld) -> None:
     options = {"include": ("/large", "*.bin"), "decompress": ("*.gz", "*.xz")}
     for _ in ("staged", "current"):
         (item,) = world.run(items=world.items(**options)).items
-        assert item.note == (
+        [note] = item.notes
+        assert note.text == (
             "note: include=*.bin, decompress=*.gz, decompress=*.xz match nothing in "
             f"{world.source}; correct or remove them"
         )
     (item,) = world.run(items=world.items(include=("/large", "*.bin"))).items
-    assert item.note == (
+    [note] = item.notes
+    assert note.text == (
         f"note: include=*.bin matches nothing in {world.source}; correct or remove it"
     )
     (item,) = world.run(items=world.items(include=("/large", "/sub1/file*"))).items
-    assert item.note == ""
+    assert item.notes == []
 
 
 def test_patterns_are_for_folders(world: TreeWorld) -> None:

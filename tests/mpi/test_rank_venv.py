@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.options import Relocate, Validate, Verify
-from stager.base.outcome import Counts
+from stager.base.outcome import Counts, Note, NoteKind
 from tests.support.tree_world import TreeWorld, archive_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_environment(world: TreeWorld) -> None:
 def test_an_environment_names_its_destination(world: TreeWorld, verify: Verify) -> None:
     make_environment(world)
     (item,) = world.run(items=world.items(verify=verify)).items
-    assert item.note == ""  # its link to the interpreter leads out of it as it must
+    assert item.notes == []  # its link to the interpreter leads out of it as it must
     check_environment(world)
     assert item.received == world.nodes
     for validate in (Validate.STAT, Validate.CHECKSUM):
@@ -122,14 +122,14 @@ def test_an_archived_environment_is_relocated_when_it_is_unpacked(world: TreeWor
         f"note: the interpreter of {items[0].source}, /nowhere/python3, is not on the nodes; make "
         "it with a Python that they have, or with one on shared storage"
     )
-    assert item.note == note
+    assert item.notes == [Note(NoteKind.REMARK, note)]
     assert (world.copy / "bin/made").read_text() == SCRIPT.format("/nvme/tree")
     assert (world.copy / "bin/activate").read_text() == 'VIRTUAL_ENV="/nvme/tree"\n'
     for validate in (Validate.STAT, Validate.CHECKSUM):
         (item,) = world.run(
             items=(replace(items[0], options=replace(items[0].options, validate=validate)),)
         ).items
-        assert (item.received, item.reasons, item.note) == ([], [], note)
+        assert (item.received, item.reasons, item.notes) == ([], [], [Note(NoteKind.REMARK, note)])
 
 
 def test_the_option_is_nothing_for_other_folders(world: TreeWorld) -> None:

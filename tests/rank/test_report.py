@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from stager.base.options import Options
-from stager.base.outcome import Counts
+from stager.base.outcome import Counts, ItemReport, Note, NoteKind
 from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
 from stager.request.items import StageItem
@@ -86,15 +86,54 @@ def test_current_parts_of_different_splits_are_a_reason_to_receive() -> None:
     assert report.reasons == ["spread over other nodes"]
 
 
-def test_what_is_replaced_is_reported() -> None:
+@pytest.mark.parametrize(("dry_run", "how"), [(False, "was"), (True, "would be")])
+def test_what_is_replaced_is_reported(how: str, *, dry_run: bool) -> None:
     plan = TransferPlan(9, (0, 1), (2,), (0,), True, "")
     surveys = [
         Survey("n0", Reason.ABSENT, ""),
         Survey("n1", Reason.ALWAYS, "", replaces="/shared/old"),
         Survey("n2", None, ""),
     ]
-    report = item_report(task(plan), surveys, Delivered("digest"), 1.0)
-    assert report.replaced == "/shared/old"
+    text = f"a copy of /shared/old {how} replaced"
+    report = item_report(task(plan), surveys, Delivered("digest"), 1.0, dry_run=dry_run)
+    assert report.notes == [Note(NoteKind.REPLACED, text, ["n1"])]
+
+
+OWN_REPLACED = (
+    "what was not staged, or was changed since, was replaced; write what you want to keep elsewhere"
+)
+
+
+@pytest.mark.parametrize(
+    ("dry_run", "texts"),
+    [
+        (
+            False,
+            [
+                OWN_REPLACED,
+                "it is pinned (stagectl unpin lets it go)",
+            ],
+        ),
+        (True, ["what is yours there would be deleted, because of the option replace"]),
+    ],
+)
+def test_what_is_the_users_own_and_what_is_pinned_is_noted(
+    texts: list[str], *, dry_run: bool
+) -> None:
+    plan = TransferPlan(9, (0, 1), (2,), (0,), True, "")
+    surveys = [
+        Survey("n0", Reason.COPY_CHANGED, "", changed=True),
+        Survey("n1", Reason.ABSENT, "", pinned=True),
+        Survey("n2", None, "", changed=True),
+    ]
+    report = item_report(task(plan), surveys, Delivered("digest"), 1.0, dry_run=dry_run)
+    kinds, nodes = (NoteKind.CHANGED, NoteKind.PINNED), (["n0"], ["n1"])
+    assert report.notes == [*map(Note, kinds, texts, nodes)]
+
+
+def remark(report: ItemReport) -> str:
+    assert all(note.kind is NoteKind.REMARK for note in report.notes)
+    return "; ".join(note.text for note in report.notes)
 
 
 TEAM = "all members of the group team could replace the copy, as they may write in /nvme/team"
@@ -115,7 +154,7 @@ STICKY = (
 def test_who_else_could_replace_a_copy_is_noted(texts: list[str], note: str) -> None:
     plan = TransferPlan(9, (), (0, 1, 2), (0,), False, "digest")
     surveys = [Survey(f"n{at}", None, "", open_to=text) for at, text in enumerate(texts)]
-    assert item_report(task(plan), surveys, Delivered("digest"), 1.0).note == note
+    assert remark(item_report(task(plan), surveys, Delivered("digest"), 1.0)) == note
 
 
 def test_a_damaged_copy_is_noted_with_its_node() -> None:
@@ -126,7 +165,7 @@ def test_a_damaged_copy_is_noted_with_its_node() -> None:
         Survey("n2", Reason.SOURCE_CHANGED, ""),
     ]
     note = "note: on n1, the copy was damaged: its bytes were not those that were staged"
-    assert item_report(task(plan), surveys, Delivered("digest"), 1.0).note == note
+    assert remark(item_report(task(plan), surveys, Delivered("digest"), 1.0)) == note
 
 
 def test_a_current_tree_is_counted_by_its_source_and_an_archive_by_the_surveys() -> None:
@@ -143,7 +182,7 @@ def test_an_environment_that_cannot_work_is_noted_also_when_it_is_current() -> N
     current = TransferPlan(9, (), (0,), (0,), False, "digest")
     for plan in (current, replace(current, receivers=(1, 2))):
         one = task(plan, source)
-        assert item_report(one, SURVEYS, Delivered("digest"), 1.0).note == "note: it cannot"
+        assert remark(item_report(one, SURVEYS, Delivered("digest"), 1.0)) == "note: it cannot"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +196,7 @@ def test_an_environment_that_cannot_work_is_noted_also_when_it_is_current() -> N
 def test_links_that_leave_the_folder_are_noted_when_it_moves(number: int, note: str) -> None:
     source = replace(FOLDER, leaving=number)
     current = TransferPlan(9, (), (0,), (0,), False, "digest")
-    assert item_report(task(current, source), SURVEYS, Delivered("digest"), 1.0).note == ""
+    assert remark(item_report(task(current, source), SURVEYS, Delivered("digest"), 1.0)) == ""
     moved = task(replace(current, receivers=(1, 2)), source)
     expected = note.format(" without links=follow")
-    assert item_report(moved, SURVEYS, Delivered("digest"), 1.0).note == expected
+    assert remark(item_report(moved, SURVEYS, Delivered("digest"), 1.0)) == expected
