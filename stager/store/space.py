@@ -1,8 +1,6 @@
-"""Find the copies that may be evicted, and choose among them.
+"""Make room on a node's disk for new copies: plan which old ones go, then remove them.
 
 The least recently used copies go first; those that a running job uses or a user has pinned never.
-
-Make room on a node's disk for new copies: plan which old ones go, then remove them.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from stager.base.memory import room_in_memory
 from stager.base.options import Lifetime
 from stager.base.outcome import Evicted
 from stager.base.rules import amount_of
+from stager.base.text import bytes_text, listed
 from stager.fs.files import existing_folder_above, facts_beneath, stage_errors
 from stager.fs.reader import BLOCK
 from stager.store.leases import jobs_are_known
@@ -142,8 +141,6 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
 
 def held_names(held: Iterable[Candidate]) -> str:
     """Return the names of copies that stay, each with the reason; of many, those of the largest."""
-    from stager.base.text import listed
-
     largest = sorted(held, key=lambda one: (-one.size, one.destination))
     return listed([f"{one.destination} ({one.held})" for one in largest])
 
@@ -186,80 +183,97 @@ class Replaced(NamedTuple):
     is_pinned: bool = False
 
 
-def plan_room(
-    root: str,
-    need: int,
-    free: FreeSpace,
-    limit: int,
-    candidates: Sequence[Candidate],
-    whole: int = 0,
-    *,
-    beside: int = 0,
-    is_estimate: bool = False,
-    replaced: Sequence[Replaced] = (),
-) -> list[Candidate]:
-    """Return the copies to remove so that ``need`` bytes fit beneath ``root``. Pure.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is to be put on one disk, beneath ``root``, and what is there.
 
-    What is written beside the copies takes further ``beside`` bytes, if anything is needed. The
-    disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for no limit.
-    Towards that limit the new copies count with ``whole`` bytes, which include what is there
-    already. The ``replaced`` ones are no candidates. Raise SpaceError if there is too little room.
+    The new copies take ``need`` bytes, and what is written beside them ``beside``, if anything is
+    needed. The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for
+    no limit. Towards that limit the new copies count with ``whole`` bytes, which include what is
+    there already. The ``replaced`` ones are no candidates.
     """
-    used = sum(one.size for one in candidates)
-    whole = max(need, whole)
-    over = used + whole - limit if limit else 0
-    need += beside if need else 0
-    lacking = need - free.usable if need else 0  # what is empty needs none of the site's share
-    chosen = choose(candidates, max(lacking, over))
-    freed = sum(one.size for one in chosen)
-    held = [one for one in candidates if one.held and one.size]
-    if over > freed:
-        raise _over_limit(root, _needed(whole, is_estimate=is_estimate), used, limit, held)
-    if lacking > freed:
-        needed = _needed(need, is_estimate=is_estimate)
-        remedy = _remedy(need, free, lacking - freed, used, held, replaced)
-        raise _no_room(root, needed, free, freed, lacking - freed, held, remedy)
-    return chosen
 
+    root: str
+    need: int
+    free: FreeSpace
+    limit: int
+    candidates: Sequence[Candidate]
+    whole: int = 0
+    beside: int = 0
+    is_estimate: bool = False
+    replaced: Sequence[Replaced] = ()
 
-def _over_limit(
-    root: str, needed: str, used: int, limit: int, held: Sequence[Candidate]
-) -> SpaceError:
-    """Return the error for what is ``needed`` beyond the ``limit``; ``used`` bytes are taken."""
-    from stager.base.text import bytes_text  # not needed where there is room
+    @property
+    def _used(self) -> int:
+        """The bytes of the user's other copies."""
+        return sum(one.size for one in self.candidates)
 
-    release = _release(held, begin=", or ")
-    return SpaceError(
-        f"{root}: not enough room: {needed}; your limit on this disk is {bytes_text(limit)}, and "
-        f"your other copies take {bytes_text(used)}{_held_text(held)}; stage less{release}"
-    )
+    @property
+    def _held(self) -> list[Candidate]:
+        return [one for one in self.candidates if one.held and one.size]
 
+    def choose(self) -> list[Candidate]:
+        """Return the copies to remove so that all fits. Raise SpaceError if it cannot."""
+        whole = max(self.need, self.whole)
+        over = self._used + whole - self.limit if self.limit else 0
+        need = self.need + self.beside if self.need else 0
+        lacking = need - self.free.usable if need else 0  # what is empty needs none of the share
+        chosen = choose(self.candidates, max(lacking, over))
+        freed = sum(one.size for one in chosen)
+        if over > freed:
+            raise self._over_limit(whole)
+        if lacking > freed:
+            raise self._no_room(need, freed, lacking - freed)
+        return chosen
 
-def _no_room(
-    root: str,
-    needed: str,
-    free: FreeSpace,
-    freed: int,
-    missing: int,
-    held: Sequence[Candidate],
-    remedy: str,
-) -> SpaceError:
-    """Return the error for what is ``needed`` on a disk with too little ``free`` space.
+    def needed(self, size: int) -> str:
+        """Return that ``size`` bytes are needed."""
+        if self.is_estimate:
+            about = "(an estimate: the size of the copy is not known yet)"
+            return f"about {bytes_text(size)} needed {about}"
+        return f"{bytes_text(size)} needed"
 
-    Removing copies frees ``freed`` bytes of it; ``missing`` bytes are still missing.
-    """
-    from stager.base.text import bytes_text
+    def _over_limit(self, whole: int) -> SpaceError:
+        """Return the error for ``whole`` bytes that are beyond the limit."""
+        return SpaceError(
+            f"{self.root}: not enough room: {self.needed(whole)}; your limit on this disk is "
+            f"{bytes_text(self.limit)}, and your other copies take {bytes_text(self._used)}"
+            f"{_held_text(self._held)}; stage less{_release(self._held, begin=', or ')}"
+        )
 
-    more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
-    return SpaceError(
-        f"{root}: not enough room: {needed}, {_free_text(free)}{more}, "
-        f"{bytes_text(missing)} still missing{_held_text(held)}; {remedy}"
-    )
+    def _no_room(self, need: int, freed: int, missing: int) -> SpaceError:
+        """Return the error if ``missing`` bytes of the ``need`` are missing although copies that
+        take ``freed`` would go.
+        """
+        more = f", {bytes_text(freed)} can be freed by removing your old copies" if freed else ""
+        return SpaceError(
+            f"{self.root}: not enough room: {self.needed(need)}, {_free_text(self.free)}{more}, "
+            f"{bytes_text(missing)} still missing{_held_text(self._held)}; "
+            f"{self._remedy(need, missing)}"
+        )
+
+    def _remedy(self, need: int, missing: int) -> str:
+        """Return what can help if ``missing`` bytes are missing on a disk for the ``need``."""
+        free, size = self.free, bytes_text(self.free.size)
+        old = _evict_replaced(missing, self.replaced)
+        release = old + _release(self._held, end=", ")
+        if free.is_quota:
+            return f"{release}delete other files of yours there, or ask the administrator for more"
+        if 0 < free.size <= free.reserve:
+            return f"tell the administrator: the disk has only {size}, so keep_free must be less"
+        if 0 < free.size < free.reserve + need:
+            return f"the whole disk has only {size}: {LARGER_DISKS}, or stage less"
+        others = free.taken - self._used - sum(one.size for one in self.replaced)
+        if others > 0 and not old and missing > sum(one.size for one in self._held):
+            return (
+                f"{release}delete other files of yours there, use other nodes, or ask the "
+                f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken "
+                "by other files than your copies"
+            )
+        return f"{release}delete other files of yours there, or {LARGER_DISKS}"
 
 
 def _free_text(free: FreeSpace) -> str:
-    from stager.base.text import bytes_text
-
     if free.is_quota:
         return f"{bytes_text(free.there)} left of your quota of {bytes_text(free.size)}"
     kept = f", of which this site keeps {bytes_text(free.reserve)} free" if free.reserve else ""
@@ -268,55 +282,8 @@ def _free_text(free: FreeSpace) -> str:
     return f"{bytes_text(free.there)} free{kept}"
 
 
-def _remedy(
-    need: int,
-    free: FreeSpace,
-    missing: int,
-    used: int,
-    held: Sequence[Candidate],
-    replaced: Sequence[Replaced],
-) -> str:
-    """Return what can help if ``missing`` bytes are missing on a disk for the ``need``.
-
-    The user's copies, with those that are ``held`` and without the ``replaced``, take ``used``
-    bytes of it.
-    """
-    from stager.base.text import bytes_text
-
-    size = bytes_text(free.size)
-    if free.is_quota:
-        old = _evict_replaced(missing, replaced) + _release(held, end=", ")
-        return f"{old}delete other files of yours there, or ask the administrator for more"
-    if 0 < free.size <= free.reserve:
-        return f"tell the administrator: the disk has only {size}, so keep_free must be less"
-    if 0 < free.size < free.reserve + need:
-        return f"the whole disk has only {size}: {LARGER_DISKS}, or stage less"
-    old = _evict_replaced(missing, replaced)
-    release = old + _release(held, end=", ")
-    others = free.taken - used - sum(one.size for one in replaced)
-    if others > 0 and not old and missing > sum(one.size for one in held):
-        return (
-            f"{release}delete other files of yours there, use other nodes, or ask the "
-            f"administrator to make room: {bytes_text(others)} of the disk's {size} are taken by "
-            "other files than your copies"
-        )
-    return f"{release}delete other files of yours there, or {LARGER_DISKS}"
-
-
-def _needed(size: int, *, is_estimate: bool) -> str:
-    from stager.base.text import bytes_text
-
-    if is_estimate:
-        return (
-            f"about {bytes_text(size)} needed (an estimate: the size of the copy is not known yet)"
-        )
-    return f"{bytes_text(size)} needed"
-
-
 def _held_text(held: Sequence[Candidate]) -> str:
     """Return which copies stay, and why."""
-    from stager.base.text import bytes_text
-
     if not held:
         return ""
     size = bytes_text(sum(one.size for one in held))
@@ -385,23 +352,17 @@ class RoomPlan:
         disk: str,
         others: Collection[Cache] = (),
     ) -> None:
-        self._root = needs[0].root
+        need = sum(one.need for one in needs)
         self._folder = _existing(needs[0].cache)
-        self._whole = sum(max(one.need, one.whole) for one in needs)
-        self._is_estimate = any(one.is_estimate for one in needs)
-        self._free = free_space(_existing(needs[0].cache), space)
-        self._limit = amount_of(space.limit_in(self._root), self._free.size)
-        self._need = sum(one.need for one in needs)
-        self._beside = max(0, _BESIDE - self._free.reserve)
         self._disk = disk
+        free = free_space(self._folder, space)
+        limit = amount_of(space.limit_in(needs[0].root), free.size)
+        beside = max(0, _BESIDE - free.reserve)
         # There may be thousands of records, so they are read only if there is too little room.
-        short = self._limit or self._need + self._beside > self._free.usable
+        short = limit or need + beside > free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
         found = [one for cache in caches for one in find_candidates(cache, disk)]
         needed = {one.destination: one for one in needs}
-        self._replaced = [
-            _replaced_by(needed[one.destination], one) for one in found if one.destination in needed
-        ]
         self._candidates = {
             (one.cache, one.destination): (
                 replace(one, held=Held.WANTED) if one.destination in wanted else one
@@ -411,45 +372,35 @@ class RoomPlan:
             # What is there for a job alone goes with it, and the job may be at work on it.
             and one.cache.root.removeprefix(disk) not in space.of_job
         }
+        self._demand = Demand(
+            needs[0].root, need, free, limit, (),
+            whole=sum(max(one.need, one.whole) for one in needs), beside=beside,
+            is_estimate=any(one.is_estimate for one in needs),
+            replaced=[
+                _replaced_by(needed[one.destination], one)
+                for one in found
+                if one.destination in needed
+            ],
+        )  # fmt: skip
 
     def plan(self) -> list[Candidate]:
         """Return the copies to remove. Raise SpaceError if there is too little room."""
         self._check_memory()
-        return self._choose()
+        return replace(self._demand, candidates=[*self._candidates.values()]).choose()
 
     def _check_memory(self) -> None:
         """Raise SpaceError if the copies would take more memory than the job may.
 
         What others have there counts elsewhere, so its removal would not help.
         """
-        if not self._need:
-            return
-        left = room_in_memory(self._folder)
-        if left is not None and left < self._need:
-            from stager.base.text import bytes_text  # not needed where there is room
-
-            needed = _needed(self._need, is_estimate=self._is_estimate)
+        demand = self._demand
+        left = room_in_memory(self._folder) if demand.need else None
+        if left is not None and left < demand.need:
             raise SpaceError(
-                f"{self._root}: this folder is in memory, and there is not enough: {needed}, "
-                f"{bytes_text(left)} left of what the job may take on this node; ask for more by "
-                "--mem, or stage less"
+                f"{demand.root}: this folder is in memory, and there is not enough: "
+                f"{demand.needed(demand.need)}, {bytes_text(left)} left of what the job may take "
+                "on this node; ask for more by --mem, or stage less"
             )
-
-    def _hold(self, one: Candidate, why: Held) -> None:
-        self._candidates[one.cache, one.destination] = replace(one, held=why)
-
-    def _choose(self) -> list[Candidate]:
-        return plan_room(
-            self._root,
-            need=self._need,
-            free=self._free,
-            limit=self._limit,
-            candidates=list(self._candidates.values()),
-            whole=self._whole,
-            beside=self._beside,
-            is_estimate=self._is_estimate,
-            replaced=self._replaced,
-        )
 
     def make(self, locks: Mapping[Cache, Locks], node: str) -> Iterator[Evicted]:
         """Remove copies until there is room, and yield each; skip those in use by now.
@@ -458,11 +409,13 @@ class RoomPlan:
         """
         while chosen := self.plan():
             for one in chosen:
+                place = one.cache, one.destination
                 if why := self._remove(one, locks.get(one.cache)):
-                    self._hold(one, why)
+                    self._candidates[place] = replace(one, held=why)
                 else:
-                    del self._candidates[one.cache, one.destination]
-                    self._free = self._free.plus(one.size)
+                    del self._candidates[place]
+                    free = self._demand.free.plus(one.size)
+                    self._demand = replace(self._demand, free=free)
                     yield Evicted(node, one.destination, one.size)
 
     def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
@@ -539,6 +492,6 @@ def check_room_to_measure(root: str, size: int, space: Space, path: str = "") ->
         free = free_space(path or root, space)
     if size > free.usable:
         raise SpaceError(
-            f"{root}: not enough room: {_needed(size, is_estimate=False)}, {_free_text(free)}; "
+            f"{root}: not enough room: {bytes_text(size)} needed, {_free_text(free)}; "
             "measure with a smaller --size, or remove copies (stagectl evict)"
         )

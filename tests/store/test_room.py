@@ -18,13 +18,13 @@ from stager.store.leases import note_uses
 from stager.store.locks import Locks
 from stager.store.space import (
     Candidate,
+    Demand,
     FreeSpace,
     Held,
     Need,
     Replaced,
     RoomPlan,
     free_space,
-    plan_room,
     rooms,
 )
 from tests.support.copies import MIB, Node, bytes_taken, kept, make, put_own, room_on
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def planned(
     need: int, free: int, limit: int, candidates: list[Candidate], whole: int = 0
 ) -> list[Candidate]:
-    return plan_room("/nvme", need, FreeSpace(free, free), limit, candidates, whole)
+    return Demand("/nvme", need, FreeSpace(free, free), limit, candidates, whole).choose()
 
 
 def refusal(
@@ -52,7 +52,7 @@ def refusal(
 ) -> str:
     there = free if isinstance(free, FreeSpace) else FreeSpace(free, free)
     with pytest.raises(SpaceError) as caught:
-        plan_room("/nvme", need, there, limit, candidates, whole, is_estimate=is_estimate)
+        Demand("/nvme", need, there, limit, candidates, whole, is_estimate=is_estimate).choose()
     return str(caught.value)
 
 
@@ -161,7 +161,7 @@ def test_the_old_copies_that_are_to_be_replaced_are_the_users_and_named_if_that_
 
     def remedy(*replaced: Replaced) -> str:
         with pytest.raises(SpaceError) as caught:
-            plan_room("/nvme", 20, free, 0, [], replaced=replaced)
+            Demand("/nvme", 20, free, 0, [], replaced=replaced).choose()
         said = "/nvme: not enough room: 20 B needed, 10 B free, 10 B still missing; "
         assert caught.value.message.startswith(said)
         return caught.value.message.removeprefix(said)
@@ -228,9 +228,9 @@ def test_copies_that_came_in_use_since_the_plan_may_leave_too_little_room(node: 
 def test_a_stage_needs_some_room_beside_its_copies_unless_the_site_keeps_as_much_free() -> None:
     free, copies = FreeSpace(0, 0), [kept("a", 4096, 1)]
     with pytest.raises(SpaceError, match=r"68\.0 KiB needed, 0 B free, 4\.0 KiB can be freed"):
-        plan_room("/nvme", 4096, free, 0, copies, beside=64 << 10)
-    assert plan_room("/nvme", 4096, free, 0, copies) == copies
-    assert plan_room("/nvme", 0, free, 0, copies, beside=64 << 10) == []
+        Demand("/nvme", 4096, free, 0, copies, beside=64 << 10).choose()
+    assert Demand("/nvme", 4096, free, 0, copies).choose() == copies
+    assert Demand("/nvme", 0, free, 0, copies, beside=64 << 10).choose() == []
 
 
 def test_the_copy_that_is_to_be_replaced_does_not_count(node: Node) -> None:
