@@ -1,10 +1,9 @@
-"""Find the nodes that hold all others back while a stage lasts, by what the pulses say of them.
-
-Find out from the ranks' pulses that a stage does not move any more, and because of which node.
+"""Does a stage still move, and which nodes hold the others up? The ranks' pulses tell.
 
 A pulse (`rank.pulse`) is an event with the rank's node, a count that grows with all that it gets
-done, and what it is doing. There are two kinds of stall: a node sends no pulses any more, because
-it, its network, its rank or its slurmstepd has stopped; or no node's count grows any more.
+done, what it is doing, and how fast it writes. There are two kinds of stall: a node sends no pulses
+any more, because it, its network, its rank or its slurmstepd has stopped; or no node's count grows
+any more.
 """
 
 from __future__ import annotations
@@ -78,6 +77,9 @@ _LATE, _LONGEST_SILENCE = 2 / 3, 1.5
 _QUIET = 1 / 3
 #: Seconds from one pulse of a node to the next at most (`rank.pulse`), and some for the way.
 _PULSE = 12.0
+#: Seconds without a report on bytes or on a wait, which come every second, after which it is told
+#: what the ranks do; and seconds from the first rank's pulse to those of the others.
+_STILL, _OTHERS = 2.5, 0.5
 #: Seconds between two looks at all nodes.
 _BETWEEN = 0.5
 _REMEDY = "submit again; if it fails again, use other nodes (--exclude) and tell the administrator"
@@ -251,6 +253,61 @@ class Pulses:
             return f"{fold(list(nodes))} {'are' if len(nodes) > 1 else 'is'} {what}"
         quiet = self.quiet(now)
         return f"{fold(quiet)} {'do' if len(quiet) > 1 else 'does'} not answer" if quiet else ""
+
+
+class Health:
+    """Whether the ranks move, which nodes hold them up, and what they do while nothing is told."""
+
+    def __init__(self, pulses: Pulses, paces: Paces) -> None:
+        self._pulses = pulses
+        self._paces = paces
+        self._clock = RunningClock()
+        #: When it is to be told what the ranks do, 0 while it is not; when progress was last told.
+        self._work_at = self._shown_at = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds on the RunningClock."""
+        return self._clock.seconds()
+
+    def names(self) -> list[str]:
+        """Return the nodes that the ranks are to be on."""
+        return self._pulses.names()
+
+    def begin(self) -> None:
+        """Note that the ranks have begun, and must send pulses from now on."""
+        self._pulses.begin(self.now)
+
+    def hear(self, pulse: dict[str, Any]) -> list[str]:
+        """Take one pulse; return what is to be told of nodes that are now seen to be slow."""
+        now = self.now
+        self._pulses.hear(pulse, now)
+        if not self._work_at and now - self._shown_at >= _STILL:
+            self._work_at = now + _OTHERS
+        return [one.text for one in self._paces.hear(pulse)]
+
+    def note_shown(self) -> None:
+        """Note that the user is told of bytes, or of a wait."""
+        self._shown_at = self.now
+
+    def quiet(self) -> list[str]:
+        """Return the nodes that were heard before, but not lately while others were."""
+        return self._pulses.quiet(self.now)
+
+    def work(self) -> str:
+        """Return what the ranks do while nothing else is told, when all of them have said it."""
+        now = self.now
+        if not self._work_at or now < self._work_at:
+            return ""
+        self._work_at = 0.0
+        return self._pulses.work(now) if now - self._shown_at >= _STILL else ""
+
+    def verdict(self) -> Stall | None:
+        """Return why the stage has failed, None while it moves."""
+        slow = self._paces.too_slow
+        if slow:
+            return Stall(tuple(one.node for one in slow), too_slow_text(slow))
+        return self._pulses.verdict(self.now)
 
 
 def _behind(nodes: Mapping[str, _Node]) -> tuple[Kind, tuple[str, ...], str]:

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stager.base.codec import codec_of
@@ -19,7 +19,7 @@ from stager.base.errors import MPI_REMEDY, Failure, LaunchError
 from stager.base.events import Parts, read_event
 from stager.base.outcome import Evicted, Outcome
 from stager.base.telemetry import Phase
-from stager.launch.health import Paces, Pulses, RunningClock, Stall, too_slow_text
+from stager.launch.health import Health, Paces, Pulses, Stall
 from stager.launch.job import fold
 from stager.launch.process import Process
 
@@ -95,9 +95,6 @@ _LOST_PATIENCE, _STARTS = 5.0, 3
 _HANG = 40.0
 #: Seconds between two reports that the ranks have not begun.
 _TELL = 10.0
-#: Seconds without a report on bytes or on a wait, which come every second, after which it is told
-#: what the ranks do; and seconds from the first rank's pulse to those of the others.
-_STILL, _OTHERS = 2.5, 0.5
 #: The longest wait for output, in seconds: then the clocks are looked at.
 _TICK = 1.0
 #: What srun says of a node that it does not reach, or where slurmd refuses the step (22.05).
@@ -195,7 +192,8 @@ def run(
     """
     begun = time.monotonic()
     deadline = begun + start_timeout
-    listener = _Listener(start_timeout, on_event, pulses, patience, paces or Paces())
+    health = Health(pulses or Pulses(list, "", limit=0), paces or Paces())
+    listener = _Listener(start_timeout, on_event, health, patience)
     for left in reversed(range(_STARTS)):
         with Process(argv, environment, bound=True) as process:
             listener.listen(process, deadline, is_last=not left)
@@ -239,7 +237,7 @@ def _no_outcome(
     elif unreached := listener.unreached():
         why = _UNREACHED_THERE.format(next(iter(unreached.values())))
         problem = _UNREACHED.format(fold(list(unreached)), why)
-    elif listener.timed_out and listener.has_pulse:
+    elif listener.timed_out and listener.start.has_pulse:
         return _NOT_CONNECTED.format(start_timeout)
     elif listener.timed_out:
         problem = _not_begun(launcher, listener, start_timeout, remedy)
@@ -257,27 +255,73 @@ def _not_begun(launcher: str, listener: _Listener, start_timeout: float, remedy:
     """Return the message for ranks that have not begun in time."""
     if absent := listener.absent():
         return _ABSENT.format(start_timeout, fold(absent))
-    if listener.none_is_alive:
+    if not listener.start.alive:
         how = _NONE_REMEDY if remedy == MPI_REMEDY else remedy
         return _NONE.format(start_timeout, launcher, how)
-    if listener.all_are_alive:
+    # They may be called otherwise.
+    if 0 < len(listener.names()) <= len(listener.start.alive):
         return _WAITING.format(start_timeout, remedy)
     return f"MPI did not start within {start_timeout:g} s; {remedy}"
+
+
+@dataclass(slots=True)
+class _Start:
+    """What is known of one start of the ranks: which live, and what the launcher says of others."""
+
+    #: The nodes whose rank has begun, before MPI; and whether one has sent a pulse.
+    alive: set[str] = field(default_factory=set)
+    has_pulse: bool = False
+    #: The launcher's last lines.
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL))
+    #: The nodes on which it could start no rank, and why.
+    unreached: dict[str, str] = field(default_factory=dict)
+    #: The first node whose rank ended, and how.
+    lost: str = ""
+    how_lost: str = ""
+    #: Whether Slurm lost a connection, and the task that it could not start.
+    has_lost_connection: bool = False
+    refused_task: int | None = None
+
+    def absent(self, names: list[str]) -> list[str]:
+        """Return those of the nodes whose rank has not begun, if others have.
+
+        Return none if nodes are known by other names than they have, as hosts may be.
+        """
+        absent = [name for name in names if name not in self.alive]
+        return absent if self.alive.issubset(names) and len(absent) < len(names) else []
+
+    def take(self, line: str) -> str:
+        """Take a line. Return the node that has failed, if it says so."""
+        if line.strip():
+            self.tail.append(line.rstrip())
+        unreached = _NOT_LAUNCHED.match(line)
+        if unreached:
+            node = unreached["node"] or unreached["failed"]
+            self.unreached.setdefault(node, unreached["why"] or "it has failed")
+        # After a refusal, Slurm ends ranks that are at no fault.
+        if not self.lost and self.refused_task is None:
+            found = next(filter(None, (pattern.match(line) for pattern in _BLAMING)), None)
+            if found:
+                self.lost = found["node"]
+                self.how_lost = found.groupdict().get("why") or "it has failed"
+        self.has_lost_connection = self.has_lost_connection or _CONNECTION_LOST in line
+        if self.refused_task is None and (refused := _LAUNCH_REFUSED.match(line)):
+            self.refused_task = int(refused["task"])
+        return (unreached and unreached["failed"]) or ""
 
 
 class _Listener:
     """Takes what the ranks and their launcher print.
 
-    Some rank must begin within ``start_timeout`` seconds, and then ``pulses`` must find no stall.
+    Some rank must begin within ``start_timeout`` seconds, and then ``health`` must find no stall.
     """
 
     def __init__(
         self,
         start_timeout: float,
         on_event: Callable[[dict[str, Any]], None],
-        pulses: Pulses | None,
+        health: Health,
         patience: Patience,
-        paces: Paces,
     ) -> None:
         self._patience = patience
         self._start_timeout = start_timeout
@@ -285,38 +329,24 @@ class _Listener:
         #: Slurm has lost a connection or refused a start.
         self._again_at = self._lost_until = math.inf
         self._on_event = on_event
-        self._pulses = pulses or Pulses(list, "", limit=0)
-        self._paces = paces
-        self._clock = RunningClock()
+        self._health = health
+        self.names = health.names
         self._parts = Parts()
-        #: The launcher's last lines.
-        self.tail: deque[str] = deque(maxlen=_TAIL)
-        #: Whether a rank lives, whether all have begun, whether they hang and are to be started
-        #: again, and whether they had not begun at the deadline.
-        self.has_pulse = False
-        self.begun = False
-        self.hangs = self._has_hung = False
+        self.start = _Start()
+        #: Whether all have begun, whether they hang and are to be started again, and whether they
+        #: had not begun at the deadline.
+        self.begun = self.hangs = self._has_hung = self.timed_out = False
         #: Whether a rank has told more than that it failed.
         self.connected = False
-        self.timed_out = False
-        #: The nodes whose rank has begun, before MPI.
-        self._alive: set[str] = set()
-        self._connection_lost = self._launch_refused = False
         #: Why the ranks were given up, if they stalled; and when they had no more to say: on the
         #: RunningClock.
         self.stall: Stall | None = None
         self._over_at = 0.0
-        #: When it is to be told what the ranks do, 0 while it is not; when progress was last told.
-        self._work_at = self._shown_at = 0.0
         #: The first rank of which an unexpected failure was told, and why.
         self._crash = ""
-        #: The nodes that ranks blame, with the reason; the first whose rank ended, as the launcher
-        #: says; those on which it could start none, and why; and those whose ranks ended because of
+        #: The nodes that ranks blame, with the reason; and those whose ranks ended because of
         #: others, which their neighbours then blame.
         self._blamed: dict[str, str] = {}
-        self._blamed_by_launcher = self._how_lost = ""
-        self._refused_task = 0
-        self._unreached: dict[str, str] = {}
         self._ended: set[str] = set()
         #: What the ranks agreed on, and when it came, on the monotonic clock.
         self.outcome: Outcome | None = None
@@ -327,7 +357,7 @@ class _Listener:
     @property
     def last_lines(self) -> list[str]:
         """The launcher's last lines, and how each event begins of which the end is missing."""
-        return [*self.tail, *self._parts.beginnings()]
+        return [*self.start.tail, *self._parts.beginnings()]
 
     @property
     def gave_up(self) -> bool:
@@ -337,34 +367,37 @@ class _Listener:
     @property
     def is_disconnected(self) -> bool:
         """Whether the ranks did not begin because Slurm lost a connection, to an unknown node."""
-        return self._connection_lost and not (self.begun or self._unreached)
+        return self.start.has_lost_connection and not self._is_explained
 
     @property
     def is_refused(self) -> bool:
         """Whether the ranks did not begin because Slurm could not start one, on an unknown node."""
-        return self._launch_refused and not (self.begun or self._unreached)
+        return self.start.refused_task is not None and not self._is_explained
+
+    @property
+    def _is_explained(self) -> bool:
+        """Whether the ranks have begun, or it is known where they did not."""
+        return self.begun or bool(self.start.unreached)
 
     def refused_node(self) -> str:
         """Return the node of the task that Slurm could not start; there is one task on each."""
-        names = self._pulses.names()
-        return names[self._refused_task] if self._refused_task < len(names) else "a node"
+        names, task = self.names(), self.start.refused_task
+        return names[task] if task is not None and task < len(names) else "a node"
 
     @property
     def first_lost(self) -> tuple[str, str] | None:
         """The first node whose rank ended as the launcher says, and how; None if srun ended it."""
-        is_known = self._blamed_by_launcher in self._pulses.names()
-        if is_known and self._how_lost != "Terminated":
-            return self._blamed_by_launcher, self._how_lost
-        return None
+        lost, how = self.start.lost, self.start.how_lost
+        return (lost, how) if lost in self.names() and how != "Terminated" else None
 
     def unreached(self) -> dict[str, str]:
         """Return the nodes on which no rank could be started, with what srun says of the first.
 
         What it says otherwise of others may be a consequence. None once a rank has begun.
         """
-        first = next(iter(self._unreached.values()), "")
-        found = {node: why for node, why in self._unreached.items() if why == first}
-        return {} if self.begun else found
+        unreached = {} if self.begun else self.start.unreached
+        first = next(iter(unreached.values()), "")
+        return {node: why for node, why in unreached.items() if why == first}
 
     def why_again(self) -> str:
         """Return why the ranks should be started again, for the user; empty if they should not."""
@@ -392,8 +425,8 @@ class _Listener:
             return [Failure(LaunchError.code, self._blamed[culprit], culprit)]
         found = {node: _UNREACHED_THERE.format(why) for node, why in unreached.items()}
         if not found:
-            found = {next(iter(self._unreached), self._blamed_by_launcher): LOST}
-        known = self._pulses.names()
+            found = {next(iter(self.start.unreached), self.start.lost): LOST}
+        known = self.names()
         return [
             Failure(LaunchError.code, why, node) for node, why in found.items() if node in known
         ]
@@ -421,18 +454,14 @@ class _Listener:
         self._lost_until = math.inf
         self._has_hung = self._has_hung or self.hangs
         self._again_at = math.inf if is_last or self._has_hung else now + _HANG
-        self.timed_out = self.hangs = self._connection_lost = self._launch_refused = False
-        self.has_pulse = False
-        self._parts = Parts()
-        self._blamed_by_launcher = ""
-        self._unreached.clear()
-        self._alive.clear()
-        self.tail.clear()
+        self.timed_out = self.hangs = False
+        self._parts, self.start = Parts(), _Start()
         while process.is_open and not self.gave_up:
             for line in process.read_lines(_TICK):
                 self._take(line)
             now = time.monotonic()
-            limit = deadline if self._unreached else min(deadline, self._lost_until)
+            is_known = bool(self.start.unreached)
+            limit = deadline if is_known else min(deadline, self._lost_until)
             self.timed_out = not self.begun and now >= limit
             self.hangs = self._again_at <= now <= deadline - _HANG and self._may_hang()
             if not (self.begun or self.timed_out) and now >= tell_at:
@@ -440,43 +469,24 @@ class _Listener:
                 waits = {"nodes": self.absent(), "seconds": now - started}
                 self._on_event({"event": "starting", **waits})
             if self.begun and not self._over_at:
-                self._tell_work(self._clock.seconds())
-                self.stall = self._too_slow() or self._pulses.verdict(self._clock.seconds())
-
-    def _too_slow(self) -> Stall | None:
-        slow = self._paces.too_slow
-        return Stall(tuple(one.node for one in slow), too_slow_text(slow)) if slow else None
+                if work := self._health.work():
+                    self._on_event({"event": "working", "text": work, "seconds": self._health.now})
+                self.stall = self._health.verdict()
 
     def _may_hang(self) -> bool:
         """Whether the ranks do not begin for a reason that another start may not meet."""
-        is_known = self._connection_lost or self._blamed_by_launcher or self._unreached
-        return not (self.begun or self.has_pulse or is_known or self.absent())
-
-    @property
-    def none_is_alive(self) -> bool:
-        """Whether no rank has begun, before MPI."""
-        return not self._alive
-
-    @property
-    def all_are_alive(self) -> bool:
-        """Whether as many ranks have begun as there are nodes, whatever these are called."""
-        return 0 < len(self._pulses.names()) <= len(self._alive)
+        said = self.start
+        is_known = said.has_lost_connection or said.lost or said.unreached
+        return not (self.begun or said.has_pulse or is_known or self.absent())
 
     def absent(self) -> list[str]:
-        """Return the nodes whose rank has not begun, if others have.
-
-        Return none if nodes are known by other names than they have, as hosts may be.
-        """
-        names = self._pulses.names() if self._alive else []
-        if not self._alive.issubset(names):
-            return []
-        absent = [name for name in names if name not in self._alive]
-        return absent if len(absent) < len(names) else []
+        """Return the nodes whose rank has not begun, if others have."""
+        return self.start.absent(self.names()) if self.start.alive else []
 
     def _is_overdue(self) -> bool:
         """Whether all was said, but the launcher has not ended for too long."""
         patience = self._patience.end if self.outcome else self._patience.crash
-        return self._over_at > 0 and self._clock.seconds() - self._over_at > patience
+        return self._over_at > 0 and self._health.now - self._over_at > patience
 
     def _take(self, line: str) -> None:
         try:
@@ -486,81 +496,49 @@ class _Listener:
                 return
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             self._crash = self._crash or _UNREADABLE
-            self._over_at = self._over_at or self._clock.seconds()
+            self._over_at = self._over_at or self._health.now
             return
-        if line.strip():
-            self.tail.append(line.rstrip())
-        self._take_complaint(line)
-
-    def _take_complaint(self, line: str) -> None:
-        """Note what the launcher says of a node, or of all of them."""
-        if one := _NOT_LAUNCHED.match(line):
-            self._unreached.setdefault(one["node"] or one["failed"], one["why"] or "it has failed")
-            if self.begun and one["failed"]:  # then Slurm ends the ranks, which blame each other
-                self._blamed = {one["failed"]: LOST, **self._blamed}
-        # After a refusal, Slurm ends ranks that are at no fault.
-        if not (self._blamed_by_launcher or self._launch_refused):
-            found = next(filter(None, (pattern.match(line) for pattern in _BLAMING)), None)
-            if found:
-                self._blamed_by_launcher = found["node"]
-                self._how_lost = found.groupdict().get("why") or "it has failed"
-        self._connection_lost = self._connection_lost or _CONNECTION_LOST in line
-        if not self._launch_refused and (refused := _LAUNCH_REFUSED.match(line)):
-            self._launch_refused, self._refused_task = True, int(refused["task"])
-        if self._connection_lost or self.is_refused:
+        failed = self.start.take(line)
+        if self.begun and failed:  # then Slurm ends the ranks, which blame each other
+            self._blamed = {failed: LOST, **self._blamed}
+        if self.start.has_lost_connection or self.is_refused:
             self._lost_until = min(self._lost_until, time.monotonic() + _LOST_PATIENCE)
 
     def _obey(self, event: dict[str, Any]) -> None:
-        now = self._clock.seconds()
         if event["event"] == "alive":
-            self._alive.add(event["node"])
+            self.start.alive.add(event["node"])
             self._again_at = max(self._again_at, time.monotonic() + _HANG)
             return
         if event["event"] == "pulse":
-            self._hear(event, now)
+            self.start.has_pulse = True
+            for text in self._health.hear(event):
+                self._on_event({"event": "slow", "text": text})
             return
         if not self.begun:
             self.begun = True
-            self._pulses.begin(now)
+            self._health.begin()
         self.connected = self.connected or event["event"] != "crashed"
         if event["event"] == "result":
             self.outcome_at = time.monotonic()
             self.outcome = Outcome.from_json(event["outcome"])
-            self._over_at = now
+            self._over_at = self._health.now
         elif event["event"] == "crashed":
             self._note_crash(event["node"], event["error"], event.get("by", ""))
-            self._over_at = self._over_at or now
+            self._over_at = self._over_at or self._health.now
         else:
-            self._show(event, now)
+            self._show(event)
 
-    def _hear(self, pulse: dict[str, Any], now: float) -> None:
-        """Take one pulse."""
-        self.has_pulse = True
-        self._pulses.hear(pulse, now)
-        for slow in self._paces.hear(pulse):
-            self._on_event({"event": "slow", "text": slow.text})
-        if not self._work_at and now - self._shown_at >= _STILL:
-            self._work_at = now + _OTHERS
-
-    def _show(self, event: dict[str, Any], now: float) -> None:
+    def _show(self, event: dict[str, Any]) -> None:
         """Pass an event on that a user may be shown."""
         if event["event"] in ("progress", "waiting", "making"):
-            self._shown_at = now
+            self._health.note_shown()
         if event["event"] == "evicted":
             gone = {name: event[name] for name in ("node", "destination", "size")}
             self.evicted.append(one := codec_of(Evicted).from_data(gone))
             event = {"event": "evicted", "copy": one}
         elif event["event"] == "progress":
-            event = {**event, "quiet": self._pulses.quiet(now)}
+            event = {**event, "quiet": self._health.quiet()}
         self._on_event(event)
-
-    def _tell_work(self, now: float) -> None:
-        """Tell what the ranks do while nothing else is told, when all of them have said it."""
-        if not self._work_at or now < self._work_at:
-            return
-        self._work_at = 0.0
-        if now - self._shown_at >= _STILL and (work := self._pulses.work(now)):
-            self._on_event({"event": "working", "text": work, "seconds": now})
 
     def _note_crash(self, node: str, why: str, reporter: str) -> None:
         """Note that a rank has failed, or that the one on node ``reporter`` ends because of it."""
