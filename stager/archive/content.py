@@ -7,7 +7,7 @@ from typing import IO
 
 from stager.archive.damage import DamagedError, UnsupportedError
 from stager.archive.tar import BLOCK_SIZE, decode_header
-from stager.base.formats import Compression, Container, is_zip
+from stager.base.formats import Compression, is_zip
 
 #: What compressed streams begin with; a zstd file may begin with a frame that is skipped.
 MAGICS = {
@@ -64,18 +64,19 @@ def compression_in(first: bytes) -> Compression:
     )
 
 
-def format_of(first: bytes, name: str) -> tuple[Container, Compression]:
-    """Return what the archive that begins with these bytes is; its ``name`` tells zips alone.
+def tar_compression(first: bytes, name: str) -> Compression | None:
+    """Return what a tar that begins with these bytes is compressed with, None for a zip.
 
-    Raise UnsupportedError for what is known to be no archive, or none that is unpacked.
+    Its ``name`` tells zips alone. Raise UnsupportedError for what is known to be no archive, or
+    none that is unpacked.
     """
     if _is_tar(first):  # the name of its first member may look like another format
-        return Container.TAR, Compression.NONE
+        return Compression.NONE
     _check_known(first, may_be_zip=is_zip(name))
     compression = compression_in(first)
     if is_zip(name) and compression is Compression.NONE:
-        return Container.ZIP, compression
-    return Container.TAR, compression
+        return None
+    return compression
 
 
 def _is_tar(first: bytes) -> bool:

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import cycle
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from stager.archive.content import Begun, check_compressed, compression_in, format_of
+from stager.archive.content import Begun, check_compressed, compression_in, tar_compression
 from stager.archive.damage import explained
 from stager.archive.decompress import ReadAhead, decompressed, decompressed_into
 from stager.archive.tar import MemberKind, TarStream, members, with_holes
@@ -19,7 +19,7 @@ from stager.archive.target import NEITHER, Target, excess, may_run_as_another, n
 from stager.archive.zip import opened_zip, unpack_zip
 from stager.base.digest import Digest
 from stager.base.extents import ALIGNMENT, SMALLEST_HOLE
-from stager.base.formats import COMPRESSIONS, Compression, Container, compressed_suffix
+from stager.base.formats import COMPRESSIONS, Compression, compressed_suffix
 from stager.base.text import bytes_text
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict
     target = Target(folder, limits, name)
     with explained(name, "archive", "unpack"):
         begun = Begun(archive)
-        container, compression = format_of(begun.first, name)
-        if container is Container.ZIP:
+        compression = tar_compression(begun.first, name)
+        if compression is None:
             with opened_zip(archive, target) as whole:
                 unpack_zip(whole, target)
         else:

@@ -1,19 +1,9 @@
-"""List the formats of archives and of compressed files: their names, and how they are read."""
+"""By which names are archives, compressed files and images known?"""
 
 from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import NamedTuple
-
-
-class Container(StrEnum):
-    """How an archive holds its members."""
-
-    #: Members in a row, read from the beginning to the end.
-    TAR = "tar"
-    #: Members by a table at the end of the archive, which is read first.
-    ZIP = "zip"
 
 
 class Compression(StrEnum):
@@ -26,27 +16,18 @@ class Compression(StrEnum):
     BZIP2 = "bzip2"
 
 
-class Format(NamedTuple):
-    """An archive format, by the ``suffixes`` of its files' names, in lower case."""
-
-    suffixes: tuple[str, ...]
-    container: Container
-    compression: Compression
-
-
-#: The archives that ``extract`` unpacks.
-FORMATS = (
-    Format((".tar.gz", ".tgz"), Container.TAR, Compression.GZIP),
-    Format((".tar.zst", ".tzst"), Container.TAR, Compression.ZSTD),
-    Format((".tar.xz", ".txz"), Container.TAR, Compression.XZ),
-    Format((".tar.bz2", ".tbz2", ".tbz"), Container.TAR, Compression.BZIP2),
-    Format((".tar",), Container.TAR, Compression.NONE),
-    Format((".zip",), Container.ZIP, Compression.NONE),
-)
-#: Their suffixes, in the order in which messages list them.
-ARCHIVES = tuple(suffix for each in FORMATS for suffix in each.suffixes)
+#: The archives that ``extract`` unpacks, in the order in which messages list them: the suffixes of
+#: their names in lower case, and what a whole one is compressed with.
+ARCHIVES = {
+    ".tar.gz": Compression.GZIP, ".tgz": Compression.GZIP,
+    ".tar.zst": Compression.ZSTD, ".tzst": Compression.ZSTD,
+    ".tar.xz": Compression.XZ, ".txz": Compression.XZ,
+    ".tar.bz2": Compression.BZIP2, ".tbz2": Compression.BZIP2, ".tbz": Compression.BZIP2,
+    ".tar": Compression.NONE,
+    ".zip": Compression.NONE,
+}  # fmt: skip
 #: The suffixes of the tar archives, which `stagectl pack` writes.
-TARS = tuple(end for each in FORMATS if each.container is Container.TAR for end in each.suffixes)
+TARS = tuple(suffix for suffix in ARCHIVES if suffix != ".zip")
 #: What ``decompress`` takes: the suffixes of compressed files, in lower case.
 COMPRESSIONS = {
     ".gz": Compression.GZIP,
@@ -80,16 +61,9 @@ def archive_suffix(path: str) -> str:
     return next((suffix for suffix in ARCHIVES if name.endswith(suffix)), "")
 
 
-def archive_format(path: str) -> Format | None:
-    """Return the format that an archive's name stands for, None for other names."""
-    suffix = archive_suffix(path)
-    return next((each for each in FORMATS if suffix in each.suffixes), None)
-
-
 def is_zip(path: str) -> bool:
     """Return whether the name is that of a zip."""
-    found = archive_format(path)
-    return found is not None and found.container is Container.ZIP
+    return archive_suffix(path) == ".zip"
 
 
 def is_image(path: str) -> bool:
@@ -99,8 +73,7 @@ def is_image(path: str) -> bool:
 
 def compression_of(path: str) -> Compression:
     """Return what an archive of this name is compressed with."""
-    found = archive_format(path)
-    return found.compression if found else Compression.NONE
+    return ARCHIVES.get(archive_suffix(path), Compression.NONE)
 
 
 def compressed_suffix(path: str) -> str:
