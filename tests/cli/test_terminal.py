@@ -99,8 +99,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path, kind:
     with Terminal(line, tmp_path, variables=variables) as terminal:
         assert terminal.end() == 0
     assert terminal.written == (
-        "stage: /nvme/alice/a/long/folder/img.sqsh: waiting for job 17 on n2\r\n"
-        "stage: over\r\n"
+        "stage: /nvme/alice/a/long/folder/img.sqsh: waiting for job 17 on n2\r\nstage: over\r\n"
     )
 
 
