@@ -344,6 +344,8 @@ def test_a_terminal_that_knows_nothing_of_slurm_stages_for_a_job(site: Site) -> 
     stage = f"{STAGECTL} stage --job {job.id}"
     planned = site.run(f"{STAGECTL} plan --job {job.id} {A}", on="n2").stdout
     assert "n[1-2]" in planned
+    measured = site.run(f"{STAGECTL} bench --job {job.id} --size 1", on="n2").stdout
+    assert all(f"\n{node} " in measured for node in ("n1", "n2")), measured
     assert not site.copy("n1", "/nvme/a").exists()
     check_lines(site.run(f"{stage} {A}", on="n2").stdout, staged("a", "n[1-2] (2 nodes)"))
     inside = ["srun", f"--jobid={other.id}", "bash", "-c", f"{stage} {B}"]
