@@ -98,6 +98,13 @@ def test_whoever_has_no_systemd_is_told_to_start_slurmd(out_of_service: Site) ->
     )
 
 
+def test_a_mistake_in_stage_toml_is_named_once_and_fails(out_of_service: Site) -> None:
+    with out_of_service.policy('roots = ["/nvme"\n'):
+        done = serve(out_of_service, "enable")
+    message = "/etc/slurm/stage.toml: Unclosed array (at end of document); correct it"
+    assert (done.returncode, done.stderr) == (1, f"slurm-stage: {message}\n")
+
+
 def test_it_is_taken_out_when_the_jobs_that_staged_have_ended(out_of_service: Site) -> None:
     site = out_of_service
     serve(site, "enable")
