@@ -1,25 +1,17 @@
-"""Count what this process gets done, and note what each of its threads is doing now.
+"""Tell what this process gets done, what it is doing now, and where its time goes.
 
-A process that stands still is known by this: its count does not change. Whoever moves bytes or goes
-through many entries calls `count`; whoever may wait for a disk, for storage or for other processes
-does so within `doing`.
-
-Measure where the time of a stage goes. Each moment is counted in one phase, so they add up.
-
-Count what this process writes to its node's disk, how long that takes, and what it holds up.
-
-As in `base.telemetry`, there is one count for the whole process. Whoever writes does so within
-`writing`.
+A process that stands still is known by its count, which does not change: whoever moves bytes or
+goes through many entries calls `count`. Whoever may wait for a disk, for storage or for other
+processes does so within `doing`, and whoever writes to the node's disk within `writing`. There is
+one count, and one `writing`, for the whole process. A `Stopwatch` counts each moment of a stage in
+one phase, so they add up.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from _thread import (
-    allocate_lock,  # threading is slow to import
-    get_ident,  # threading is slow to import
-)
+from _thread import allocate_lock, get_ident  # threading is slow to import
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -148,7 +148,7 @@ class JobNodes:
         """
         own = job.own_name(os.environ)
         library = library_for(self.context.node_count, rules)
-        # The first rank may have to ask Slurm, too (`rank.ended`).
+        # The first rank may have to ask Slurm, too (`rank.survey`).
         path = ":".join(dict.fromkeys((*FOLDERS, os.path.dirname(srun))))
         for_srun = self.context.variables | {"PATH": path} | (peer_key() if library else {})
         try:

@@ -10,14 +10,14 @@ import resource
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import NOTHING, REAL, list_of, row_of
 from stager.base.digest import Digest, KeyedDigest
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import Pace, total
-from stager.base.telemetry import Phase, about
+from stager.base.telemetry import Figures, Phase, about
 from stager.rank.agree import RefusedError, StaleError, together
 from stager.rank.file_transfer import OPENED, PUBLISHED, Transfer
 from stager.rank.plan import joint_digest
@@ -53,9 +53,7 @@ class _Verdict:
     stale: Failure | None
     failure: Failure | None
     reading: float
-    writing: float
-    written: int
-    write_seconds: float
+    wrote: Figures
     bytes_read: int
     retries: int
     peak_memory: int
@@ -88,7 +86,7 @@ def deliver(
             _refuse_stale(one, of_item)
         for one, of_item in zip(transfers, opened, strict=True):
             one.lay_out(of_item)
-        _each(context, transfers, Transfer.start)
+        _each(context, transfers, Transfer.start, NOTHING)
         watch.enter(Phase.BROADCAST)
         for one, tell in zip(transfers, on_progress, strict=True):
             one.result = _broadcast(context, one, tell)
@@ -102,9 +100,9 @@ def deliver(
         read_back = [one for one in transfers if one.task.item.options.verify is Verify.READBACK]
         if read_back:
             watch.enter(Phase.VERIFY)
-            _each(context, read_back, lambda one: one.sink.verify(one.digest))
+            _each(context, read_back, lambda one: one.sink.verify(one.digest), NOTHING)
         watch.enter(Phase.PUBLISH)
-        _each(context, transfers, _announce)
+        _each(context, transfers, _announce, NOTHING)
         published = _each(context, transfers, lambda one: one.sink.publish(one.digest), PUBLISHED)
         return list(map(_completed, transfers, delivered, sealing, published))
 
@@ -115,30 +113,19 @@ def _announce(one: Transfer) -> None:
     one.sink.announce(one.digest)
 
 
-@overload
-def _each(
-    context: Context, transfers: Sequence[Transfer], step: Callable[[Transfer], None]
-) -> list[list[None]]: ...
-@overload
 def _each(
     context: Context,
     transfers: Sequence[Transfer],
     step: Callable[[Transfer], T],
     answer: Codec[T],
-) -> list[list[T]]: ...
-def _each(
-    context: Context,
-    transfers: Sequence[Transfer],
-    step: Callable[[Transfer], Any],
-    answer: Codec[Any] = NOTHING,
-) -> list[list[Any]]:
+) -> list[list[T]]:
     """Take one step for each item on all ranks together. Collective.
 
     Return of each item the answers of all ranks, in rank order.
     """
 
-    def take() -> list[Any]:
-        found = []
+    def take() -> list[T]:
+        found: list[T] = []
         for one in transfers:
             about(one.task.item.destination)
             found.append(step(one))
@@ -198,7 +185,7 @@ def _broadcast(
     keyed = KeyedDigest(context.channel.fresh_key())
     with _members(context.comm, plan) as group:
         if not group:
-            return Transferred("", "", None, 0.0, 0.0, 0.0)
+            return Transferred("", "", None, 0.0, 0.0, Figures(0, 0.0, 0.0))
         # Where each rank reads its own part, only the first one's progress is reported.
         is_first = task.rank == plan.senders[0]
 
@@ -252,7 +239,7 @@ def _judge_together(
     """
     verdicts = _each(context, transfers, _judge, _VERDICT)
     reading = sum(max(one.reading for one in of_item) for of_item in verdicts)
-    writing = sum(max(one.writing for one in of_item) for of_item in verdicts)
+    writing = sum(max(one.wrote.held for one in of_item) for of_item in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
     every = list(zip(transfers, verdicts, strict=True))
     for one, of_item in every:
@@ -272,9 +259,7 @@ def _delivered(task: Task, verdicts: Sequence[_Verdict]) -> Delivered:
         source_bytes_read=read if task.plan.from_source else 0,
         peak_memory=max(verdict.peak_memory for verdict in verdicts),
         retries=sum(verdict.retries for verdict in verdicts),
-        paces=tuple(
-            Pace(one.node, one.written, one.write_seconds, one.writing) for one in verdicts
-        ),
+        paces=tuple(Pace(one.node, *one.wrote) for one in verdicts),
     )
 
 
@@ -288,9 +273,7 @@ def _judge(one: Transfer) -> _Verdict:
         stale=one.sender.staleness(result),
         failure=Failure.of(result.error, node) if result.error else None,
         reading=result.reading,
-        writing=result.writing,
-        written=result.written,
-        write_seconds=result.write_seconds,
+        wrote=result.wrote,
         bytes_read=reader.bytes_read if reader else 0,
         retries=reader.retries if reader else 0,
         # getrusage(2) counts in KiB.

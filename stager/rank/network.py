@@ -4,9 +4,8 @@ All ranks must choose the same, so they decide by the `Offer`s of all: the netwo
 kind of interface come first, then those with the highest speed, then that of the nodes' own names.
 A network counts as its slowest interface.
 
-Keep MPI over TCP from interfaces that lead to no other node, such as those of containers.
-
-Open MPI connects by all interfaces that are up, and ends all ranks where one leads nowhere.
+Keep MPI over TCP from interfaces that lead to no other node, such as those of containers: Open MPI
+connects by all that are up, and ends all ranks where one leads nowhere.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from stager.base.codec import NUMBER, list_of
 from stager.base.errors import BusyError, Failure, StageError
 from stager.base.telemetry import Phase, about
 from stager.rank.agree import RefusedError, StaleError, locked
@@ -141,7 +141,8 @@ class StageRun:
         """
         for pause in (*_CLEAN_UP, 0.0):
             planned = self._plan(items, self._surveyor.survey(items))
-            ended = self._ended_jobs(planned)
+            own = (one.surveys for one in planned if not one.task.cache.shared)
+            ended = self._surveyor.ended_jobs(chain.from_iterable(own))
             used = [failure for one in planned for failure in _uses_in_the_way(one, ended)]
             if not used:
                 break
@@ -149,22 +150,6 @@ class StageRun:
                 raise RefusedError(used)
             time.sleep(pause)
         return planned
-
-    def _ended_jobs(self, planned: Sequence[PlannedItem]) -> Collection[int]:
-        """Return the jobs that have ended, as Slurm says, of those in the way. Collective.
-
-        Not those of other users, as a site may show users their own alone.
-        """
-        own = self._context.request.job
-        surveys = (one for each in planned if not each.task.cache.shared for one in each.surveys)
-        noted = {job for survey in surveys for job in survey.jobs} - {own}
-        if not (own and noted):
-            return ()
-        from stager.rank.ended import ended_jobs  # rarely needed
-
-        return self._context.channel.bcast(
-            [] if self._rank else ended_jobs(own, sorted(noted)), list_of(NUMBER)
-        )
 
     def _plan(
         self, items: Sequence[SourcedItem], answers: Sequence[Sequence[Survey]]

@@ -1,27 +1,13 @@
-"""Refuse to run a rank as root where anybody else could reach it.
+"""Find out before MPI_Init whether a rank may run here, and end it if not, or with its parent.
 
-MPI libraries listen on TCP ports and trust what comes there. This is called before MPI_Init, which
-opens them.
+This imports little, as MPI_Init of all ranks waits for it. MPI libraries listen on TCP ports and
+trust what comes there, so root's ranks are refused, and ranks without the library by which they
+know each other (``prolog/peers``): the loader goes on without one that it cannot read. Of the ports
+that a site names, any user of the node can hold all, if they are few, and Open MPI does not say so.
 
-Refuse to run a rank without the library by which ranks know each other (``prolog/peers``).
-
-The loader goes on without a library that it cannot read. This is called before MPI_Init, which
-opens ports, and imports little, as MPI_Init of all ranks waits for it.
-
-End a rank before MPI_Init, and tell the launcher why.
-
-Refuse to run a rank where none of the ports is free that the site names for MPI over TCP.
-
-Any user of the node can hold them all, if they are few, and Open MPI does not say so. This is
-called before MPI_Init, and imports little, as MPI_Init of all ranks waits for it.
-
-Keep Debian's Open MPI from trying network fabrics that this node does not have.
-
-Tell whether the plugin started this rank, and end it when its parent, slurmstepd, was killed.
-
-Open MPI ends then, since slurmstepd serves its PMIx. MPICH needs PMI-2 for its start alone and
-would go on, out of Slurm's sight: the stage would succeed, and nothing would end such a rank when
-its job is cancelled.
+A rank whose parent, slurmstepd, was killed ends by itself under Open MPI, whose PMIx slurmstepd
+serves. MPICH needs PMI-2 for its start alone and would go on, out of Slurm's sight: the stage would
+succeed, and nothing would end such a rank when its job is cancelled.
 """
 
 from __future__ import annotations

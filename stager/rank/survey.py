@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stager.base.codec import NUMBER, TEXT, Codec, record_of, row_of, tuple_of
+from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
 from stager.base.errors import SourceError, UsageError
 from stager.base.options import (
     ITSELF,
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
     from stager.store.record import Record
     from stager.store.tree_validity import Standing
     from stager.tree.environments import Environment
+
+#: Seconds in which squeue must answer; without it, none has ended.
+_LIMIT = 10
+#: What squeue needs of a rank's environment.
+_NEEDED = ("PATH", "SLURM_CONF")
 
 
 def _environment() -> Codec[Environment]:
@@ -275,6 +281,19 @@ class Surveyor:
         self._jobs.clear()
         return [self._survey_item(one) for one in items]
 
+    def ended_jobs(self, surveys: Iterable[Survey]) -> list[int]:
+        """Return the jobs that have ended, as Slurm says, of those in the way. Collective.
+
+        The ``surveys`` are not of copies for all, as a site may show users their own jobs alone.
+        """
+        own = self._context.request.job
+        noted = {job for survey in surveys for job in survey.jobs} - {own}
+        if not (own and noted):
+            return []
+        return self._context.channel.bcast(
+            [] if self._rank else _ended_jobs(own, sorted(noted)), list_of(NUMBER)
+        )
+
     def note_uses(self, items: Sequence[SourcedItem]) -> None:
         """Note on all nodes what this job uses, while others can't evict it yet. Collective.
 
@@ -353,3 +372,23 @@ class Surveyor:
         from stager.store.tree_validity import survey_tree  # not needed for files
 
         return partial(survey_tree, standings=self.standings)
+
+
+def _ended_jobs(own: int, jobs: Sequence[int]) -> list[int]:
+    """Return those of this user's ``jobs`` that neither run nor are about to end.
+
+    The job ``own`` runs: squeue's answer counts only if it names it.
+    """
+    from stager.source.tool import run  # rarely needed
+
+    asked = ",".join(map(str, (own, *jobs)))
+    command = ["squeue", "--noheader", f"--jobs={asked}", "--format=%A %T"]
+    environment = {name: os.environ[name] for name in _NEEDED if name in os.environ}
+    with suppress(OSError, TimeoutError):
+        told = run(command, environment, "/", _LIMIT).output.decode(errors="replace")
+        # One that was requeued has its number still, and has ended here.
+        states = (line.split() for line in told.splitlines())
+        alive = {state[0] for state in states if state[1:] != ["PENDING"]}
+        if str(own) in alive:
+            return [job for job in jobs if str(job) not in alive]
+    return []

@@ -47,8 +47,7 @@ class _Message(NamedTuple):
 class Pump:
     """Takes all chunks of ``layout`` through their states, a little with each `step`.
 
-    ``reading`` and ``writing`` are the seconds in which nothing moved because the next chunk was
-    not read here yet, and because a buffer was not written yet.
+    ``reading`` are the seconds in which nothing moved because the next chunk was not read here yet.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Pump:
         #: What is noted as waited for.
         self._waits_for: Kind | None = None
         self._growth = Growth(turns, ring.depth, time.monotonic())
-        self.reading = self.writing = 0.0
+        self.reading = 0.0
         self._filler: Filler | None = None
         if turns.has_turn:
             self._fill_from(0)
@@ -238,5 +237,4 @@ class Pump:
         if self._ring.has(self._begun):
             self.reading += seconds
         elif self._ring.first not in self._sending:
-            self.writing += seconds
             writing.hold_up(seconds)

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.telemetry import Kind, doing, writing
+from stager.base.telemetry import Figures, Kind, doing, writing
 from stager.wire.forward import forward
 from stager.wire.pump import Pump
 from stager.wire.ring import Drain, Ring
@@ -49,13 +49,10 @@ class Transferred:
     #: Why this rank's reader or writer failed, None if it did not.
     error: StageError | None
     seconds: float
-    #: How long nothing moved here because this rank's reader had the next chunk not ready, and
-    #: because no buffer was free that the writer still had to write.
+    #: How long nothing moved here because this rank's reader had the next chunk not ready.
     reading: float
-    writing: float
-    #: Bytes that this rank wrote, and the seconds in which it was writing.
-    written: int = 0
-    write_seconds: float = 0.0
+    #: What this rank wrote.
+    wrote: Figures
 
 
 def broadcast(
@@ -99,9 +96,11 @@ def broadcast(
         error=reader_error or drain.error,
         seconds=now - begun,
         reading=pump.reading,
-        writing=pump.writing + now - moved,
-        written=after.size - before.size,
-        write_seconds=after.busy - before.busy,
+        wrote=Figures(
+            after.size - before.size,
+            after.busy - before.busy,
+            after.held - before.held + now - moved,
+        ),
     )
 
 

@@ -324,7 +324,7 @@ def test_a_signed_message_of_another_shape_is_refused(
     with pytest.raises(LaunchError) as refused:
         channel.allgather("text" if comm.rank == comm.size - 1 else 1, TEXT_OR_NUMBER)
     assert refused.value.message == (
-        f"a message from n{comm.size - 1} cannot be read (it is no integer of 64 bits); tell the "
+        f"a message from n{comm.size - 1} cannot be read (it is not int); tell the "
         "administrator: the nodes may have different versions of slurm-stage"
     )
 

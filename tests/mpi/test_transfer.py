@@ -94,7 +94,7 @@ def test_every_writer_gets_every_byte(comm: MPI.Intracomm, algorithm: Algorithm,
     world = World(comm, random_bytes(size))
     result = world.move(how=Settings(depth=3, algorithm=algorithm))
     world.assert_arrived(result)
-    assert 0 <= result.reading + result.writing <= result.seconds
+    assert 0 <= result.reading + result.wrote.held <= result.seconds
 
 
 class SlowMemory(Memory):
@@ -117,14 +117,14 @@ def test_each_rank_knows_how_fast_it_writes_and_how_long_it_held_the_others_up(
         world.writer = SlowMemory(b"")
     result = world.move(how=Settings(depth=3, writers=writers))
     world.assert_arrived(result)
-    assert result.written == len(world.data)
+    assert result.wrote.size == len(world.data)
     least = chunks * 0.01 / writers
     if is_slow:
-        assert least <= result.write_seconds <= result.seconds
-        assert result.writing > 0.5 * least
+        assert least <= result.wrote.busy <= result.seconds
+        assert result.wrote.held > 0.5 * least
     else:
-        assert result.write_seconds < 0.5 * least
-        assert result.writing < 0.5 * least
+        assert result.wrote.busy < 0.5 * least
+        assert result.wrote.held < 0.5 * least
 
 
 ANY_LAYOUT = st.tuples(
