@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,10 +15,10 @@ from stager.base.text import printable, showable
 from stager.cli.complete import files, roots
 from stager.cli.options import epilog, json_option, run_options
 from stager.cli.render import node_lines, print_outcome, rate_lines
-from stager.cli.staging import build_request
 from stager.cli.terminal import complain, say, width
-from stager.request.items import StageItem
+from stager.request.items import StageItem, Work
 from stager.request.names import absolute
+from stager.request.resolve import build_request
 from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
             f"{nodes.waits_for}, but one process measures all nodes: run stagectl bench on the "
             "first alone"
         )
-    request = build_request((_item(source, root, nodes.rules),), nodes.rules)
-    outcome = nodes.run(replace(request, bench=size << 20), on_event)
+    items = (_item(source, root, nodes.rules),)
+    request = build_request(items, nodes.rules, Work.MEASURE, bench=size << 20)
+    outcome = nodes.run(request, on_event)
     if as_json:
         measured = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
         measured["nodes"] = [asdict(one) for one in of_nodes]

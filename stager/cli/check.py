@@ -27,13 +27,12 @@ from stager.base.text import printable, showable
 from stager.cli.arguments import read_script
 from stager.cli.complete import directives
 from stager.cli.options import WHICH_OPTIONS, config_option, epilog
-from stager.cli.staging import build_request
 from stager.cli.terminal import complain, say
 from stager.launch.credentials import UnseenError, content, read_url_files
 from stager.request.grammar import asked_tolerance, parse_value, with_values
 from stager.request.items import check_options
 from stager.request.names import Names
-from stager.request.resolve import conflicts, plain_path, resolve
+from stager.request.resolve import build_request, conflicts, plain_path, resolve
 from stager.request.script import (
     cut_values,
     head,

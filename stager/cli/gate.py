@@ -22,7 +22,6 @@ from stager.cli.arguments import read_head
 from stager.cli.options import config_option
 from stager.cli.progress import Progress
 from stager.cli.render import print_outcome, summary
-from stager.cli.staging import build_request
 from stager.cli.terminal import complain, ignore, printable_lines, say
 from stager.launch import job
 from stager.launch.credentials import read_url_files
@@ -31,8 +30,9 @@ from stager.launch.targets import JobNodes, end_step, own_user
 from stager.launch.tolerate import give_back, variables_without
 from stager.node.job_state import leave_variables
 from stager.request.grammar import parse_value
+from stager.request.items import Waiting
 from stager.request.names import Names
-from stager.request.resolve import resolve
+from stager.request.resolve import build_request, resolve
 from stager.request.script import may_stage, parse_script
 
 if TYPE_CHECKING:
@@ -145,10 +145,8 @@ class _Gate:
         directives = [*parse_value(text, names)] if text else []
         directives += parse_script(lines, names)
         items = resolve(read_url_files(directives, os.environ), nodes.rules)
-        request = replace(
-            build_request(items, nodes.rules), status_file=self.status_file, step=self.step,
-            needs_plugin=bool(self.status_file),
-        )  # fmt: skip
+        waiting = Waiting(self.status_file, self.step, True) if self.status_file else None
+        request = build_request(items, nodes.rules, waiting=waiting)
         # A script has not begun, and gets other variables; the srun of a step has its own.
         tolerance = None if self._has_many_tasks() else nodes.tolerated(self.tolerate)
         with Progress(self.say, bars=self.screen) as progress:

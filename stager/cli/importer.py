@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +21,6 @@ import click
 from stager.base.errors import LaunchError, StageError, UsageError
 from stager.cli.options import config_option
 from stager.cli.render import print_outcome
-from stager.cli.staging import build_request
 from stager.cli.terminal import complain
 from stager.launch import job
 from stager.launch.credentials import with_credentials
@@ -29,7 +28,8 @@ from stager.launch.job import FOLDERS
 from stager.launch.targets import JobNodes, end_step
 from stager.node.job_state import wait_for_code
 from stager.request.grammar import Directive
-from stager.request.resolve import images_folder, resolve
+from stager.request.items import Waiting
+from stager.request.resolve import build_request, images_folder, resolve
 from stager.source.image_name import ImageName, from_enroot
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ def _import(config: Path, uri: str, step: _Step) -> int:
 
 
 def _stage(nodes: JobNodes, directive: Directive, step: _Step) -> int:
-    request = build_request(resolve([directive], nodes.rules), nodes.rules)
-    outcome = nodes.run(
-        replace(request, status_file=step.status_name(step.node), step=step.number),
-        lambda _: None,
-    )
+    name = step.status_name(step.node)
+    waiting = Waiting(name, step.number) if name else None
+    items = resolve([directive], nodes.rules)
+    request = build_request(items, nodes.rules, waiting=waiting)
+    outcome = nodes.run(request, lambda _: None)
     print_outcome(outcome, complain, complain)
     if not outcome.code:
         click.echo(directive.destination)

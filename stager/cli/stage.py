@@ -24,12 +24,12 @@ from stager.cli.options import (
 )
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
-from stager.cli.staging import build_request
 from stager.cli.terminal import Blocks, complain, ignore, say, width
 from stager.launch.credentials import read_url_files
 from stager.request.grammar import parse_value
+from stager.request.items import Work
 from stager.request.names import Names, current_folder
-from stager.request.resolve import resolve
+from stager.request.resolve import build_request, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
     For each SRC:DST: the nodes that would get it, from where, and why. Copies that would be evicted
     to make room are listed too. Run it inside a job, with --hosts, or with --local.
     """
-    return stage_values(values, run, dry_run=True, as_json=as_json)
+    return stage_values(values, run, work=Work.PLAN, as_json=as_json)
 
 
 #: Bytes of the file that is staged.
@@ -122,7 +122,7 @@ def stage_values(
     values: Sequence[str],
     options: RunOptions,
     *,
-    dry_run: bool = False,
+    work: Work = Work.STAGE,
     as_json: bool = False,
     verbose: bool = False,
 ) -> int:
@@ -136,7 +136,7 @@ def stage_values(
     names = replace(names, folder=current_folder(), letters={**nodes.letters, **names.letters})
     directives = [directive for value in values for directive in parse_value(value, names)]
     directives = read_url_files(directives, os.environ)
-    request = build_request(resolve(directives, nodes.rules), nodes.rules)
+    request = build_request(resolve(directives, nodes.rules), nodes.rules, work)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     told: dict[str, str] = {}
     with Progress(tell, bars=screen, verbose=verbose) as progress:
@@ -146,7 +146,7 @@ def stage_values(
                 told["launcher"] = event["line"]
             progress.show(event)
 
-        outcome = nodes.run(replace(request, dry_run=dry_run), on_event)
+        outcome = nodes.run(request, on_event)
     if as_json:
         click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:

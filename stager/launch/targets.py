@@ -36,7 +36,7 @@ from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
 from stager.launch.schedulers import choose, find_line, read_text, wait_for_first
 from stager.launch.srun import HELLO_RANKS, hello_argv, srun_argv
 from stager.launch.tolerate import run_tolerantly, tolerated
-from stager.request.items import StageRequest
+from stager.request.items import StageRequest, Work
 from stager.request.names import absolute, letters_at_submission, letters_of
 
 if TYPE_CHECKING:
@@ -366,8 +366,8 @@ def smoke_test(
             worlds.append(event["nodes"])
 
     request = StageRequest(
-        (), HELLO_RANKS, policy.lock_timeout, _SMOKE_PATIENCE, job=context.job, dry_run=True,
-        hello=True,
+        (), HELLO_RANKS, policy.lock_timeout, _SMOKE_PATIENCE, job=context.job,
+        work=Work.HELLO,
         # A stage on one node needs none.
         interface=policy.launch.named_interface if len(nodes) > 1 else "",
     )  # fmt: skip

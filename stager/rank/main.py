@@ -34,7 +34,7 @@ from stager.rank.pulse import Pulse
 from stager.rank.report import tell
 from stager.rank.stage import StageRun
 from stager.rank.start import is_started_by_plugin
-from stager.request.items import REQUEST_VARIABLE, StageRequest
+from stager.request.items import REQUEST_VARIABLE, StageRequest, Work
 from stager.store.leases import note_figures
 from stager.wire.channel import Channel, interrupted, meet, refuse_pickle
 
@@ -78,7 +78,7 @@ def main() -> None:
     pulse = Pulse(node, request, watch)
     if request.stall_timeout or request.silence:
         pulse.start()
-    act = _measure if request.bench else run
+    act = _measure if request.work is Work.MEASURE else run
     try:
         channel = Channel(comm, bytes.fromhex(request.key), node.name)
         context = Context(comm, node, request, channel)
@@ -273,7 +273,7 @@ def _check_world(context: Context) -> None:
         text = f"{problem}; {HOSTS_REMEDY if request.hosts else MPI_REMEDY}"
         raise RefusedError([Failure(LaunchError.code, text, "")])
     repeated = [name for name in names if names.count(name) > 1]
-    if repeated and not request.hello:
+    if repeated and request.work is not Work.HELLO:
         text = (
             "MPI started more than one process on this node, but each node needs exactly one; "
             "submit again, and tell the administrator"
@@ -301,8 +301,8 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
 
     Collective.
     """
-    request = context.request
-    if not request.status_file or request.dry_run:
+    waiting = context.request.waiting
+    if not waiting or context.request.dry_run:
         yield lambda _: None
         return
     from stager.node.job_state import StepStatus  # only where tasks wait
@@ -310,9 +310,9 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
     status = StepStatus(context.node.uid)
 
     def hold() -> None:
-        if request.needs_plugin and not is_started_by_plugin():
+        if waiting.needs_plugin and not is_started_by_plugin():
             raise LaunchError(NO_PLUGIN)
-        status.hold(request.status_file, request.step)
+        status.hold(waiting.status_file, waiting.step)
 
     try:
         together(context, hold)

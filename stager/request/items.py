@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import PolicyRefusal, UsageError
@@ -147,6 +148,29 @@ class Space:
         return 0 if root in self.private else self.user_limit
 
 
+class Work(StrEnum):
+    """What the ranks do."""
+
+    STAGE = "stage"
+    #: Survey and plan only.
+    PLAN = "plan"
+    #: Measure the network and the disks instead; see `rank.measure`.
+    MEASURE = "measure"
+    #: Only find out how many ranks there are; several may be on one node.
+    HELLO = "hello"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Tasks that wait on each node: see `node.job_state`."""
+
+    #: Name of the job's status files on each node, and the number of the step that waits there.
+    status_file: str
+    step: str
+    #: Whether only the plugin makes them wait.
+    needs_plugin: bool = False
+
+
 def _new_key() -> str:
     return os.urandom(KEY_SIZE).hex()
 
@@ -169,18 +193,12 @@ class StageRequest:
     remote: RemoteSettings = DEFAULT_REMOTE
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
-    #: Name of the job's status files on each node, and the number of the step that waits there; see
-    #: `node.job_state`. Both are empty where no task waits.
-    status_file: str = ""
-    step: str = ""
-    #: Whether tasks wait on each node, as only the plugin makes them do.
-    needs_plugin: bool = False
+    #: The tasks that wait on each node for the end of the stage.
+    waiting: Waiting | None = None
     #: The uid of the account that stages for all users; 0 for none.
     shared_owner: int = 0
-    #: Survey and plan only; nothing is written.
-    dry_run: bool = False
-    #: Bytes with which to measure the network and the disks instead of staging; see
-    #: `rank.measure`. 0 to stage.
+    work: Work = Work.STAGE
+    #: Bytes with which `Work.MEASURE` measures.
     bench: int = 0
     #: Seconds without a sign of life after which a node is given up, if that is not
     #: ``stall_timeout``; 0 if it is.
@@ -189,8 +207,6 @@ class StageRequest:
     failed_nodes: tuple[str, ...] = ()
     #: The user's name for the line that each node logs about the stage; empty to log nothing.
     log_user: str = ""
-    #: Only find out how many ranks there are; several may be on one node.
-    hello: bool = False
     #: The hosts on which ranks were started without Slurm; a rank takes its node's name from there.
     hosts: tuple[str, ...] = ()
     #: The name of the command line, if other processes run it, too, and wait on their nodes until
@@ -201,6 +217,11 @@ class StageRequest:
     #: The secret by which the ranks of this stage know each other, in hexadecimal. It is nowhere
     #: but here: the environment of a process is private to its user.
     key: str = field(default_factory=_new_key, repr=False)
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing is written."""
+        return self.work in (Work.PLAN, Work.HELLO)
 
     @property
     def line_root(self) -> str:
@@ -232,13 +253,14 @@ class StageRequest:
         data = json.loads(text if text.startswith("{") else _decompressed(text))
         items = tuple(map(StageItem.from_json, data.pop("items")))
         data["transfer"]["algorithm"] = Algorithm(data["transfer"]["algorithm"])
-        nested = {name: _made(kind, data[name]) for name, kind in _NESTED.items()}
+        data["work"] = Work(data["work"])
+        nested = {name: _made(kind, data[name]) for name, kind in _NESTED.items() if data[name]}
         return _made(cls, data | nested | {"items": items})
 
 
 #: The fields of a request that are dataclasses.
 _NESTED: dict[str, type[Any]] = {
-    "transfer": Settings, "space": Space, "remote": RemoteSettings,
+    "transfer": Settings, "space": Space, "remote": RemoteSettings, "waiting": Waiting,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Turn directives and the site's policy into the items of a request. Pure."""
+"""Which items, and which request, do directives mean by the site's policy? Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,49 @@ from typing import TYPE_CHECKING
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import FolderLayout, Share
 from stager.base.paths import RECORDS_FOLDER
-from stager.request.items import StageItem, copy_name
+from stager.request.items import Space, StageItem, StageRequest, Waiting, Work, copy_name
 from stager.source.schemes import Scheme, without_revision
+from stager.wire.layout import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from stager.request.grammar import Directive
-    from stager.request.policy import Policy
+    from stager.request.policy import Policy, Transfer
 
 _IMAGES = "images"
+
+
+def build_request(
+    items: tuple[StageItem, ...],
+    policy: Policy,
+    work: Work = Work.STAGE,
+    *,
+    bench: int = 0,
+    waiting: Waiting | None = None,
+) -> StageRequest:
+    """Return the request to stage ``items`` by the site's policy, for one node as yet."""
+    limits = policy.cache
+    space = Space(
+        keep_free=limits.keep_free, user_limit=limits.user_limit,
+        roots=policy.roots, private=policy.private_roots, of_job=policy.job_roots,
+        hints=policy.hints,
+        unpacked_size=limits.unpacked_size, unpacked_members=limits.unpacked_members,
+    )  # fmt: skip
+    return StageRequest(
+        items=items, nodes=1, work=work, bench=bench, waiting=waiting,
+        lock_timeout=policy.lock_timeout, stall_timeout=policy.transfer.stall_timeout,
+        shared_owner=policy.shared_owner, transfer=_settings(policy.transfer), space=space,
+        remote=policy.source.settings, interface=policy.launch.named_interface,
+    )  # fmt: skip
+
+
+def _settings(transfer: Transfer) -> Settings:
+    return Settings(
+        chunk=transfer.chunk, depth=transfer.depth,
+        readers=(transfer.readers,) if transfer.readers else (), writers=transfer.writers,
+        algorithm=transfer.algorithm, direct=transfer.direct,
+    )  # fmt: skip
 
 
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:

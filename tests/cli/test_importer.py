@@ -91,7 +91,8 @@ class Step:
         self.note("stages")
         if self.begins:
             status = StepStatus(os.getuid())
-            status.hold(request.status_file, request.step)
+            assert request.waiting
+            status.hold(request.waiting.status_file, request.waiting.step)
             time.sleep(self.stage_takes)
             status.write(self.code, request.items[0].destination)
             status.close()

@@ -22,7 +22,7 @@ from stager.fs.reader import FileReader
 from stager.node.job_state import wait_for_line
 from stager.rank.agree import RefusedError, together
 from stager.rank.main import line_status
-from stager.request.items import Space
+from stager.request.items import Space, Waiting, Work
 from stager.store.cache import Cache, open_cache
 from stager.store.space import FreeSpace
 from stager.wire.layout import Algorithm, Settings
@@ -116,7 +116,7 @@ def test_an_own_file_with_the_time_of_the_source_is_overwritten_only_if_it_is_a_
 
 
 def test_a_dry_run_reports_and_does_nothing(world: FileWorld) -> None:
-    outcome = world.run(dry_run=True)
+    outcome = world.run(work=Work.PLAN)
     assert outcome.items[0].received == world.nodes
     assert not world.copy.exists()
 
@@ -474,7 +474,7 @@ def test_the_least_recently_used_copies_are_evicted_to_keep_the_limit(
     time.sleep(1.1)  # records hold times in whole seconds
     stage_other(world, "second")
     space = limited(world)
-    planned = stage_other(world, "third", space=space, dry_run=True)
+    planned = stage_other(world, "third", space=space, work=Work.PLAN)
     assert [one.destination for one in planned.evicted] == ["/nvme/data"] * world.comm.size
     assert world.copy.exists()
     assert told_of_evictions(capsys) == []
@@ -573,8 +573,8 @@ def test_a_node_without_the_plugin_fails_all_although_an_earlier_job_left_a_fold
     """The tasks there would not wait for their files."""
     make_status_folder(world, monkeypatch)
     world.on_last(lambda: monkeypatch.delenv("STAGE_PARENT"))
-    request = {"status_file": "17.0", "step": "4"}
-    assert messages(world.run(**request, needs_plugin=True)) == [
+    waiting = Waiting("17.0", "4")
+    assert messages(world.run(waiting=replace(waiting, needs_plugin=True))) == [
         (
             f"8 node{world.comm.size - 1}: slurm-stage did not run on this node; tell the "
             "administrator (stagectl doctor there says why)"

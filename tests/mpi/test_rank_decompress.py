@@ -16,7 +16,7 @@ from stager.base.errors import SourceError
 from stager.base.options import ITSELF, Share, Validate, Verify
 from stager.fs.files import digest_of
 from stager.fs.reader import FileReader
-from stager.request.items import Space
+from stager.request.items import Space, Work
 from stager.store.cache import open_cache
 from stager.wire.layout import Settings
 from tests.support.archives import zstd_compress
@@ -159,7 +159,7 @@ def test_a_damaged_copy_is_found_by_its_checksum(world: CompressedWorld) -> None
 
 
 def test_a_dry_run_reports_and_makes_nothing(world: CompressedWorld) -> None:
-    (item,) = world.run(items=world.wanted(), dry_run=True).items
+    (item,) = world.run(items=world.wanted(), work=Work.PLAN).items
     assert (item.received, item.size) == (world.nodes, world.source.stat().st_size)
     assert not world.copy.exists()
 

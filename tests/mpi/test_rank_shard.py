@@ -17,6 +17,7 @@ from stager.base.outcome import Counts
 from stager.base.telemetry import Phase, Stopwatch
 from stager.rank.agree import Context
 from stager.rank.main import run
+from stager.request.items import Waiting, Work
 from stager.tree.listing import Kind
 from stager.tree.stream import StreamReader
 from stager.tree.walk import walk
@@ -298,7 +299,7 @@ def test_a_node_that_lost_its_part_gets_it_again_from_the_source(world: TreeWorl
 
 
 def test_a_dry_run_reports_and_does_nothing(world: TreeWorld) -> None:
-    (item,) = world.run(items=world.items(mode=Mode.SHARD), dry_run=True).items
+    (item,) = world.run(items=world.items(mode=Mode.SHARD), work=Work.PLAN).items
     assert (item.received, item.tree) == (world.nodes, Counts(len(FILES)))
     assert not world.copy.exists()
 
@@ -426,7 +427,7 @@ def test_a_step_status_that_one_node_cannot_write_fails_all(
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(mine.parent))
     world.on_last((mine / "17.0.shards").mkdir)
     items = world.items(mode=Mode.SHARD)
-    outcome = world.run(items=items, status_file="17.0", step="4")
+    outcome = world.run(items=items, waiting=Waiting("17.0", "4"))
     last = world.comm.size - 1
     path = world.comm.bcast(f"{mine}/17.0.shards", root=last)
     assert messages(outcome) == [

@@ -14,7 +14,7 @@ import xxhash
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Validate, Verify
 from stager.base.outcome import Counts, NoteKind
-from stager.request.items import Space
+from stager.request.items import Space, Work
 from stager.store.cache import Cache, open_cache
 from stager.tree.partial_tree import PartialTree
 from stager.tree.stream import StreamReader
@@ -298,7 +298,7 @@ def test_validate_always_moves_all(world: TreeWorld, verify: Verify) -> None:
 
 
 def test_a_dry_run_reports_and_does_nothing(world: TreeWorld) -> None:
-    (item,) = world.run(dry_run=True).items
+    (item,) = world.run(work=Work.PLAN).items
     assert item.received == world.nodes
     assert not world.copy.exists()
 
@@ -434,7 +434,7 @@ def test_an_update_that_ended_early_on_a_node_is_finished_by_the_next_stage(
         monkeypatch.setattr(Cache, "finish_update", not_finish)
     assert messages(world.run()) == [f"6 {world.nodes[-1]}: the end"]
     monkeypatch.undo()
-    (item,) = world.run(dry_run=True).items
+    (item,) = world.run(work=Work.PLAN).items
     assert (item.received, item.reasons) == ([world.nodes[-1]], ["the copy changed"])
     assert world.stage().received == []
 

@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from stager.base.errors import UsageError
 from stager.base.options import ITSELF, Lifetime, Mode, Options, Relocate, Validate, Verify
 from stager.request.grammar import MAX_LIST
-from stager.request.items import REQUEST_VARIABLE, Space, StageItem, StageRequest, copy_name
+from stager.request.items import (
+    REQUEST_VARIABLE,
+    Space,
+    StageItem,
+    StageRequest,
+    Waiting,
+    Work,
+    copy_name,
+)
 from stager.request.policy import Policy
 from stager.request.resolve import resolve
 from stager.wire.layout import KEY_SIZE, Algorithm, Settings
@@ -81,14 +89,12 @@ REQUESTS = st.builds(
     transfer=SETTINGS,
     space=SPACES,
     bench=st.integers(0, 1 << 40),
-    hello=st.booleans(),
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
     stall_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
-    status_file=TEXTS,
-    needs_plugin=st.booleans(),
+    waiting=st.none() | st.builds(Waiting, TEXTS, TEXTS, st.booleans()),
     shared_owner=st.integers(0, 1 << 32),
-    dry_run=st.booleans(),
+    work=st.sampled_from(Work),
     silence=st.floats(0, 1e6),
     failed_nodes=st.lists(TEXTS).map(tuple),
     log_user=TEXTS,
@@ -135,10 +141,9 @@ def test_the_json_of_a_request() -> None:
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
-        '"job": 7, "status_file": "", "step": "", '
-        '"needs_plugin": false, "shared_owner": 0, '
-        '"dry_run": false, "bench": 0, "silence": 0.0, "failed_nodes": [], "log_user": "", '
-        '"hello": false, "hosts": [], "line": "", '
+        '"job": 7, "waiting": null, "shared_owner": 0, '
+        '"work": "stage", "bench": 0, "silence": 0.0, "failed_nodes": [], "log_user": "", '
+        '"hosts": [], "line": "", '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'
     )
 
@@ -154,7 +159,9 @@ def test_each_stage_has_a_random_key_which_its_text_for_people_lacks() -> None:
 
 def of_value(value: str) -> StageRequest:
     """The request for the directives of ``value``."""
-    return StageRequest(resolve(parse_value(value), SITE), 4, 1800.0, job=7, status_file="1")
+    return StageRequest(
+        resolve(parse_value(value), SITE), 4, 1800.0, job=7, waiting=Waiting("1", "0", True)
+    )
 
 
 def of_script(lines: list[str]) -> StageRequest:
