@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from stager.base.errors import SourceError, UsageError
-from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import ITSELF
 from stager.fs.files import opened
+from stager.request.grammar import misfit
 from stager.source.endpoints import AUTH_FILE, URL_SECRETS, Secret, as_text, secrets_of
 from stager.source.schemes import Location, Scheme, is_url_file
 
@@ -94,21 +93,12 @@ def read_url_files(
                 f"{path}: another file has {url} with another query or user; stage one of them in "
                 "another job"
             )
-        read.append(_fitting(replace(directive, source=url)))
+        if problem := misfit(url, directive.options):
+            raise UsageError(f"{url}: {problem}")
+        read.append(replace(directive, source=url))
     if secrets:
         environment[URL_SECRETS] = as_text(secrets)
     return read
-
-
-def _fitting(directive: Directive) -> Directive:
-    """Return a directive, of which the source's name was not known when it was read."""
-    url, options = directive.source, directive.options
-    if options.extract and not archive_suffix(url):
-        raise UsageError(f"{url}: 'extract' needs an archive as source: {' '.join(ARCHIVES)}")
-    if options.decompress == ITSELF and not compressed_suffix(url):
-        known = " ".join(COMPRESSIONS)
-        raise UsageError(f"{url}: 'decompress' needs a compressed file as source: {known}")
-    return directive
 
 
 def _parsed(path: str, text: str) -> tuple[str, Secret]:

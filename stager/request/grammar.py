@@ -1,6 +1,4 @@
-r"""Define a Directive, and print directives as a ``--stage`` value, which `grammar` reads back.
-
-Read directives from a ``--stage`` value or a ``#STAGE`` line: the only grammar.
+r"""What does a ``--stage`` value, or a ``#STAGE`` line, ask for? Directives, by the only grammar.
 
 Both are ``SRC:DST[,key=value…]``, several joined by ``;``. SRC ends at the first ``:/`` or ``:$``
 behind its scheme. A ``,`` separates only behind that, and before what looks like the name of an
@@ -12,9 +10,7 @@ itself. Blanks before SRC are dropped, and those at the end of a line.
 The names in SRC and DST are filled in (`names`), so that a Directive has plain paths.
 
 ``parse_value(print_value(directives), names) == directives``. Every fault is a DirectiveError,
-which shows its place by a caret.
-
-Read how many nodes of a job may fail its stage: a number of nodes, or a share of them. Pure.
+which shows its place by a caret. `Tolerance` reads how many nodes may fail.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ from stager.request.lexer import (
 from stager.source.schemes import Location, Scheme, is_url_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from stager.request.names import Names
 
@@ -181,16 +177,20 @@ def _directive(piece: Piece, names: Names) -> Directive:
     _check_source(source)
     _check_destination(destination)
     path = names.source(source)
-    directive = Directive(path, _filled_destination(destination, names))
+    filled = _filled_destination(destination, names)
     chosen = _Chosen()
     for option in options:
         chosen.read(option)
+    given = Options(**chosen.values)
     if names.is_filled(path):  # else the job will check it
         _check_url(source, path)
-        _check_format(source, path, chosen.values)
+        # The name of a URL in a file is not known here.
+        if problem := "" if is_url_file(path) else misfit(path, given):
+            pattern = "; for files in a folder write a pattern: decompress=*"
+            raise source.fault(problem + (pattern if "'decompress'" in problem else ""))
     for option in options:
         chosen.check(option, path)
-    return Directive(directive.source, directive.destination, Options(**chosen.values))
+    return Directive(path, filled, given)
 
 
 def _without_blanks(piece: Piece) -> Piece:
@@ -250,20 +250,14 @@ def _check_url(source: Piece, path: str) -> None:
             raise source.fault(f"the source {error}") from None
 
 
-def _check_format(source: Piece, path: str, options: Mapping[str, Any]) -> None:
-    """Raise DirectiveError for a source that the ``options`` cannot unpack, by its name."""
-    if is_url_file(path):  # the URL's name is not known here
-        return
-    is_packed = not Scheme.of(path).is_made  # whatever its tag ends in
-    if "extract" in options and not (is_packed and archive_suffix(path)):
-        known = " ".join(ARCHIVES)
-        raise source.fault(f"'extract' needs an archive as source: {known}")
-    is_compressed = is_packed and compressed_suffix(path)
-    if options.get("decompress") == ITSELF and not is_compressed:
-        raise source.fault(
-            f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}; for files "
-            "in a folder write a pattern: decompress=*"
-        )
+def misfit(source: str, options: Options) -> str:
+    """Return why the name of a source does not fit the ``options``, nothing if it does."""
+    is_packed = not Scheme.of(source).is_made  # whatever its tag ends in
+    if options.extract and not (is_packed and archive_suffix(source)):
+        return f"'extract' needs an archive as source: {' '.join(ARCHIVES)}"
+    if options.decompress == ITSELF and not (is_packed and compressed_suffix(source)):
+        return f"'decompress' needs a compressed file as source: {' '.join(COMPRESSIONS)}"
+    return ""
 
 
 class _Chosen:

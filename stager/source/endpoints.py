@@ -1,8 +1,7 @@
-"""Define what a site sets for sources that are URLs.
+"""What does a site set for sources that are URLs, and where is what is secret in a URL?
 
-Hold what is secret in URLs of the web apart from the URLs, which are shown and recorded.
-
-It reaches the ranks by their environment, as other credentials do.
+The site's settings travel in the request. A secret stands apart from its URL, which is shown and
+recorded, and reaches the ranks by their environment, as other credentials do.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Lay out a model as the hub's own programs keep it in their cache. Pure.
-
-There, ``blobs`` has the contents, each once; ``snapshots/COMMIT`` has the files, as links to them;
-and ``refs`` tells the commit of a branch or tag.
-
-List a model or data set of a hub at one commit, and read its files.
+"""How are the files of a model, or data set, of a hub listed and read?
 
 What a commit holds cannot change. So the commit is looked up once, and files are read at it without
 a condition on their version; only their sizes are compared with the hub's listing.
+
+With ``as_cache``, the copy is as the hub's own programs keep it in their cache: ``blobs`` has the
+contents, each once; ``snapshots/COMMIT`` has the files, as links to them; and ``refs`` tells the
+commit of a branch or tag.
 """
 
 from __future__ import annotations

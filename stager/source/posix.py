@@ -1,6 +1,4 @@
-"""Find out whether all users can reach a source, of which a site wants to have copies for all.
-
-Look at sources on mounted filesystems: files and folders.
+"""What is a source on a mounted filesystem: which file or folder, and may all users read it?
 
 Rank 0 alone looks, and sends what it found to the other ranks.
 """
@@ -98,10 +96,7 @@ def look_at_source(
     the folder.
     """
     try:
-        with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
-            check_mounter(descriptor, path)
-            facts = os.fstat(descriptor)
-            version = version_of(descriptor)
+        facts, version = _seen(path)
         if to_be_read:
             os.close(os.open(path, OPEN_FILE))
     except OSError as error:
@@ -136,6 +131,13 @@ def look_at_source(
         _check_empty(path)
     allocated = min(facts.st_size, facts.st_blocks * BLOCK)
     return Source(version, mode, facts.st_gid, allocated)
+
+
+def _seen(path: str) -> tuple[os.stat_result, SourceFacts]:
+    """Return the stat of what is at ``path``, and what identifies its version. Raise OSError."""
+    with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
+        check_mounter(descriptor, path)
+        return os.fstat(descriptor), version_of(descriptor)
 
 
 def _check_empty(path: str) -> None:
@@ -179,9 +181,7 @@ def _list_home(path: str, *, packages: bool) -> Listing:
 
     patterns = Patterns(HOME_PARTS, () if packages else HOME_PACKAGES)
     try:
-        with opened(path, os.O_PATH | os.O_CLOEXEC) as descriptor:
-            check_mounter(descriptor, path)
-            facts, version = os.fstat(descriptor), version_of(descriptor)
+        facts, version = _seen(path)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from None
     return _list(path, facts, version, patterns, follow=False)

@@ -1,7 +1,7 @@
-"""Look at objects in stores and at files on the web, and read ranges of them.
+"""What version of an object is in a store, or on the web, and how is a range of it read?
 
 The library speaks to the store. This module decides what identifies a version of an object, and
-that every byte is of that version; `patience` decides what is tried again for how long.
+that every byte is of that version; `retry` decides what is tried again for how long.
 """
 
 from __future__ import annotations

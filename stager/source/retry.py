@@ -1,7 +1,4 @@
-"""Hold what several threads read to a rate. Pure: the caller tells the time, and sleeps.
-
-Repeat requests to a store that fail for a reason that may pass, and say why they failed.
-"""
+"""When is a request to a server made again, why did it fail, and how fast may bytes come?"""
 
 from __future__ import annotations
 
