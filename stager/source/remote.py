@@ -33,12 +33,12 @@ from stager.source.retry import (
     NOWHERE,
     TO_STORE,
     TO_WEB,
-    LongBodyError,
     NoObjectError,
     Pace,
     Patience,
-    ShortBodyError,
+    RefusedError,
     changed,
+    cut_short,
     has_to_be_asked_for_a_byte,
     is_beyond_end,
     is_denied,
@@ -433,7 +433,9 @@ def fill(
         nonlocal done
         for block in ask(done):
             if done + len(block) > len(buffer):
-                raise LongBodyError("it sends more bytes than it was asked for")
+                raise RefusedError(
+                    "it sends more bytes than it was asked for", "tell those who run the store"
+                )
             buffer[done : done + len(block)] = block
             done += len(block)
             count()
@@ -441,7 +443,7 @@ def fill(
             if pause := pace.pause(len(block), time.monotonic()):
                 time.sleep(pause)  # the server waits, too, when the connection's buffers are full
         if done < len(buffer):
-            raise ShortBodyError("the connection was closed before the end")
+            raise cut_short()
 
     with doing(Kind.READ, url):
         patience.keep(read)

@@ -82,20 +82,17 @@ class NoObjectError(SourceError):
     """There is no such object."""
 
 
-class ShortBodyError(Exception):
-    """An answer ended early."""
-
-
-class LongBodyError(Exception):
-    """An answer had more bytes than were asked for."""
-
-
 class RefusedError(Exception):
     """A request failed, and whoever made it knows why."""
 
     def __init__(self, text: str, remedy: str = "", *, may_pass: bool = False) -> None:
         super().__init__(text)
         self.why = _Explained(text, remedy, may_pass)
+
+
+def cut_short() -> RefusedError:
+    """Return the error for an answer that ended early."""
+    return RefusedError("the connection was closed before the end", may_pass=True)
 
 
 class AnswerError(Exception):
@@ -156,10 +153,7 @@ class Patience:
         while True:
             try:
                 return act(self._begin_anew)
-            except (
-                exceptions.BaseError, OSError, ValueError, ShortBodyError, LongBodyError,
-                AnswerError, RefusedError,
-            ) as error:  # fmt: skip
+            except (exceptions.BaseError, OSError, ValueError, AnswerError, RefusedError) as error:
                 if isinstance(error, exceptions.PreconditionError):
                     raise changed(self._url) from None
                 failure = _explained(error, self._access)
@@ -318,10 +312,6 @@ _MEANINGS = (
 
 
 def _explained_connection(error: Exception) -> _Explained:
-    if isinstance(error, LongBodyError):
-        return _Explained(str(error), "tell those who run the store")
-    if isinstance(error, ShortBodyError):
-        return _Explained(str(error), "", may_pass=True)
     if unusable := _UNUSABLE.search(str(error)):
         return _Explained(
             f"the server's answer cannot be used ({printable(unusable[1])[:_MOST_SAID]})",

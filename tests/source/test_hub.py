@@ -12,12 +12,11 @@ import pytest
 from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
-from stager.source import hub_api
+from stager.source import hub as module
 from stager.source.access import look_at, open_tree
 from stager.source.endpoints import RemoteSettings
 from stager.source.facts import EVERYTHING, Listings, Selection
-from stager.source.hub import HubFiles
-from stager.source.hub_api import _file, _server
+from stager.source.hub import HubFiles, _file, _server
 from stager.source.remote import ask_range
 from stager.tree.listing import Kind
 from stager.tree.stream import Stream
@@ -289,7 +288,7 @@ def test_what_is_not_there_is_told(hub: Hub, files: dict[str, bytes]) -> None:
 def test_a_hub_that_lists_without_end_is_given_up(
     hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_api, "MOST_ENTRIES", 7)
+    monkeypatch.setattr(module, "MOST_ENTRIES", 7)
     with pytest.raises(SourceError) as caught:
         look()
     assert str(caught.value) == (
