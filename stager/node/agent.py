@@ -270,7 +270,7 @@ class Evict(OfCopies):
         if record.pinned:
             unpin = f"stagectl unpin{self.option} {quote(destination)}"
             raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
-        jobs = cache.jobs_using(destination)
+        jobs = cache.jobs().get(destination, [])
         own = self.job
         if jobs := [job for job in jobs if job != own]:
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"

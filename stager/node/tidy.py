@@ -106,7 +106,7 @@ def _clean_up(cache: Cache, destinations: Collection[str]) -> int:
     records = [cache.load(destination) for destination in destinations]
     ended = [one.destination for one in records if one and _is_for_job(one)]
     removed = _remove(cache, ended) + _remove(cache, _unnoticed(cache))
-    in_use = cache.in_use() if destinations else ()
+    in_use = cache.jobs() if destinations else ()
     for destination in destinations:  # a stage that was killed has left folders, too
         remove_parents(cache, destination, in_use)
     return removed

@@ -279,7 +279,7 @@ class Task:
         Only what is for all users can be used by one who does not wait for its lock.
         """
         if self.receives and self.cache.shared:
-            jobs = sorted({*self.cache.jobs_using(self.item.destination)} - {self.job})
+            jobs = sorted({*self.cache.jobs().get(self.item.destination, ())} - {self.job})
             if jobs:
                 several = len(jobs) > 1
                 raise BusyError(

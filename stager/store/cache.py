@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
@@ -51,7 +51,7 @@ from stager.fs.files import (
 )
 from stager.fs.partial_file import UnnamedFile, fresh_name
 from stager.fs.reader import BLOCK
-from stager.store.leases import jobs_are_known, jobs_using, uses
+from stager.store.leases import jobs_are_known, jobs_using
 from stager.store.record import Record, TornError, is_ours
 
 if TYPE_CHECKING:
@@ -63,11 +63,24 @@ RECORD_LIMIT = 64 * 1024
 _READ_TRIES, _READ_PAUSE = 10, 0.002
 #: Records that are looked at: they take some 100 MiB.
 _MOST_RECORDS = 100_000
-#: The folders for the records and tables of folders that are about to be published, and of those
-#: that are about to be changed in place, with what is new in them.
-_ANNOUNCED, _UPDATES = "announced", "updates"
+#: The folders for the records of copies, and the tables of folders; for those of folders that are
+#: about to be published; and of those that are about to be changed in place, with what is new.
+_PUBLISHED, _ANNOUNCED, _UPDATES = "records", "announced", "updates"
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
+
+
+class _Saved(NamedTuple):
+    """The paths of a copy's record, and of the table of its files (`stager.tree.table`)."""
+
+    record: str
+    table: str
+
+    def remove(self) -> None:
+        """Remove both, if they are there. Raise DestinationError."""
+        for path in self:
+            with stage_errors(path), suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +110,13 @@ class Cache:
         """The folder of partial files and trees: what is under construction, or to be removed."""
         return f"{self.folder}/partial"
 
-    def in_use(self) -> frozenset[str]:
-        """Return the destinations that jobs running on this node use."""
-        return uses(None if self.shared else self.uid, self.root)
-
     def jobs(self) -> dict[str, list[int]]:
         """Return the jobs running on this node that use each destination."""
         return jobs_using(None if self.shared else self.uid, self.root)
 
-    def jobs_using(self, destination: str) -> list[int]:
-        """Return the jobs running on this node that use the copy."""
-        return self.jobs().get(destination, [])
-
     def record_path(self, destination: str) -> str:
         """Return the path of the record of ``destination``."""
-        return f"{self.folder}/records/{_key(destination)}.json"
+        return self._saved(destination).record
 
     def load(self, destination: str) -> Record | None:
         """Return the record of ``destination``, or None if there is none that can be trusted."""
@@ -160,12 +165,9 @@ class Cache:
 
     def record_paths(self) -> list[str]:
         """Return the paths of all files that may be records, up to a limit. Raise OSError."""
-        folder = f"{self.folder}/records"
-        names = dict.fromkeys(_names_in(folder))
-        for name in _names_in(f"{self.folder}/{_ANNOUNCED}"):
-            if name.endswith(".json"):
-                names[name] = None
-        return [f"{folder}/{name}" for name in names]
+        folders = f"{self.folder}/{_PUBLISHED}", f"{self.folder}/{_ANNOUNCED}"
+        names = dict.fromkeys(name for folder in folders for name in _names_in(folder))
+        return [f"{folders[0]}/{name}" for name in names]
 
     def records(self) -> Iterator[Record]:
         """Yield every record that can be trusted, in no order."""
@@ -221,23 +223,15 @@ class Cache:
 
     def forget(self, destination: str) -> None:
         """Remove the destination's record and table, if any. Raise DestinationError."""
-        for path in (self.record_path(destination), self.table_path(destination)):
-            _unlink(path)
-        self._withdraw(self._announced(destination))
+        self._saved(destination).remove()
+        self._saved(destination, _ANNOUNCED).remove()
         self.drop_update(destination)
-
-    def table_path(self, destination: str) -> str:
-        """Return the path of the table of files (`stager.tree.table`) of a staged folder."""
-        return f"{self.folder}/tables/{_key(destination)}"
 
     def load_table(self, record: Record) -> bytes | None:
         """Return the table that belongs to the record of a folder, or None if it is gone."""
-        for path in (
-            self.table_path(record.destination),
-            self._announced(record.destination)[1],
-            self._update(record.destination)[1],
-        ):
+        for place in (_PUBLISHED, _ANNOUNCED, _UPDATES):
             with suppress(OSError, ValueError):
+                path = self._saved(record.destination, place).table
                 text = _read_trusted(path, self._writers(), limit=_TABLE_LIMIT)
                 if record.tree and xxhash.xxh3_128_hexdigest(text) == record.tree.table_digest:
                     return text
@@ -245,9 +239,9 @@ class Cache:
 
     def announce_table(self, destination: str, text: bytes, *, update: bool = False) -> str:
         """Save the table for `announce`, and return its digest. Raise as `save` does."""
-        folder = _UPDATES if update else _ANNOUNCED
-        _make_folder(f"{self.folder}/{folder}", 0o755 if self.shared else 0o700)
-        self._replace(f"{self.folder}/{folder}/{_key(destination)}", text)
+        path = self._saved(destination, _UPDATES if update else _ANNOUNCED).table
+        _make_folder(os.path.dirname(path), 0o755 if self.shared else 0o700)
+        self._replace(path, text)
         return xxhash.xxh3_128_hexdigest(text)
 
     def announce(self, record: Record, *, update: bool = False) -> None:
@@ -257,22 +251,17 @@ class Cache:
         dies then. Until then, the one of what is there counts; with ``update``, until
         `finish_update`. The caller has saved its table, and holds the destination's lock.
         """
-        places = self._update if update else self._announced
-        self._replace(places(record.destination)[0], record.to_json().encode())
+        saved = self._saved(record.destination, _UPDATES if update else _ANNOUNCED)
+        self._replace(saved.record, record.to_json().encode())
 
-    def promote(self, destination: str) -> None:
+    def promote(self, destination: str, place: str = _ANNOUNCED) -> None:
         """Replace the record by the announced one, whose folder is in place now.
 
         The caller holds the destination's lock. Raise DestinationError.
         """
-        self._promote(destination, self._announced(destination))
-
-    def _promote(self, destination: str, announced: tuple[str, str]) -> None:
-        record, table = announced
+        announced, published = self._saved(destination, place), self._saved(destination)
         # The table first: it is looked for at all places.
-        for old, new in (
-            (table, self.table_path(destination)), (record, self.record_path(destination)),
-        ):  # fmt: skip
+        for old, new in zip(announced[::-1], published[::-1], strict=True):
             with stage_errors(new), suppress(FileNotFoundError):
                 os.rename(old, new)
 
@@ -282,14 +271,14 @@ class Cache:
         Of an update, remove what was written before it could begin. The caller holds the
         destination's lock. Raise DestinationError.
         """
-        announced = self._announced(destination)
+        announced = self._saved(destination, _ANNOUNCED)
         if any(map(os.path.lexists, announced)):
-            if self._published(os.path.basename(announced[0])):
+            if self._published(os.path.basename(announced.record)):
                 self.promote(destination)
             else:
-                self._withdraw(announced)
+                announced.remove()
         if not self.is_updating(destination):
-            self._withdraw(self._update(destination))
+            self._saved(destination, _UPDATES).remove()
 
     def is_updating(self, destination: str) -> bool:
         """Return whether the folder there was being changed in place, and that was not finished."""
@@ -300,19 +289,19 @@ class Cache:
 
         As long as it is there, the change has to be finished: `store.removal` does that.
         """
-        return f"{self.folder}/{_UPDATES}/{_key(destination)}.new"
+        return f"{self._saved(destination, _UPDATES).table}.new"
 
     def updated(self, destination: str) -> Record | None:
         """Return the record of a folder that is being changed in place, None if there is none."""
         with suppress(OSError, ValueError):
-            return self._read(self._update(destination)[0])
+            return self._read(self._saved(destination, _UPDATES).record)
         return None
 
     def finish_update(self, destination: str) -> None:
         """Replace the record by that of the folder that was changed. Raise DestinationError."""
         with stage_errors(self.folder), opened(self.folder, OPEN_FOLDER) as folder:
             linux.sync_filesystem(folder)  # else the record may outlive a power failure alone
-        self._promote(destination, self._update(destination))
+        self.promote(destination, _UPDATES)
         self.drop_update(destination)
 
     def drop_update(self, destination: str) -> None:
@@ -322,21 +311,12 @@ class Cache:
                 with fresh_name(self.partial) as path:
                     os.rename(self.update_path(destination), path)
                 remove_tree(path)
-        self._withdraw(self._update(destination))
+        self._saved(destination, _UPDATES).remove()
 
-    def _withdraw(self, paths: tuple[str, str]) -> None:
-        for path in paths:
-            _unlink(path)
-
-    def _announced(self, destination: str) -> tuple[str, str]:
-        """Return the paths of the record and the table that are announced."""
-        key = _key(destination)
-        return f"{self.folder}/{_ANNOUNCED}/{key}.json", f"{self.folder}/{_ANNOUNCED}/{key}"
-
-    def _update(self, destination: str) -> tuple[str, str]:
-        """Return the paths of the record and the table of an update."""
-        key = _key(destination)
-        return f"{self.folder}/{_UPDATES}/{key}.json", f"{self.folder}/{_UPDATES}/{key}"
+    def _saved(self, destination: str, place: str = _PUBLISHED) -> _Saved:
+        """Return where the record and the table of a copy are in one of the three folders."""
+        key = xxhash.xxh3_128_hexdigest(os.fsencode(destination))
+        return _Saved(f"{self.folder}/{place}/{key}.json", f"{self.folder}/{place}/{key}")
 
     def sweep(self) -> None:
         """Remove partial files and trees whose writer has ended; a running one holds a lock."""
@@ -515,11 +495,10 @@ def _folder(root: str, uid: int) -> str:
 
 
 def _make_inner_folders(cache: Cache, mode: int) -> None:
-    inner = [f"{cache.folder}/{name}" for name in ("records", "tables")]
-    for folder in inner:
-        _make_folder(folder, mode)
+    records = f"{cache.folder}/{_PUBLISHED}"
+    _make_folder(records, mode)
     if cache.shared:  # root made its folder for the account alone, as it does for users
-        for folder in (cache.folder, *inner):
+        for folder in (cache.folder, records):
             if stat.S_IMODE(os.stat(folder).st_mode) != mode:
                 with stage_errors(folder):
                     os.chmod(folder, mode)
@@ -595,22 +574,18 @@ def check_inodes(cache: Cache, count: int) -> None:
         )
 
 
-def _unlink(path: str) -> None:
-    with stage_errors(path), suppress(FileNotFoundError):
-        os.unlink(path)
-
-
 def _names_in(folder: str) -> list[str]:
     """Return the names of what may be records. Raise OSError."""
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in islice(entries, _MOST_RECORDS)]
+            names = (
+                entry.name
+                for entry in islice(entries, 2 * _MOST_RECORDS)
+                if entry.name.endswith(".json")
+            )
+            return [*islice(names, _MOST_RECORDS)]
     except FileNotFoundError:  # nothing was ever staged here
         return []
-
-
-def _key(destination: str) -> str:
-    return xxhash.xxh3_128_hexdigest(os.fsencode(destination))
 
 
 def _read_trusted(path: str, writers: tuple[int, ...], limit: int = RECORD_LIMIT) -> bytes:

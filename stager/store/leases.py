@@ -87,11 +87,6 @@ def jobs_are_known() -> bool:
     return os.path.exists(paths.JOBS_FOLDER)
 
 
-def uses(uid: int | None, root: str = "") -> frozenset[str]:
-    """Return what the running jobs of a user use; of all users if None, see `jobs_using`."""
-    return frozenset(jobs_using(uid, root))
-
-
 def jobs_using(uid: int | None, root: str = "") -> dict[str, list[int]]:
     """Return the ids of the jobs that use each destination, of one user or of all.
 

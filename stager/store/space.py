@@ -70,7 +70,7 @@ def find_candidates(
 
     Only those whose record ``is_wanted`` are looked at.
     """
-    in_use = cache.in_use()
+    in_use = cache.jobs()
     # Simulated nodes have no jobs.
     jobs_known = bool(disk) or jobs_are_known()
     return [

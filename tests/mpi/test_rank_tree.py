@@ -509,7 +509,9 @@ def test_without_its_table_nothing_is_known_of_a_copy(world: TreeWorld) -> None:
     record = cache.load("/nvme/tree")
     assert record is not None
     assert record.tree is not None
-    Path(cache.table_path("/nvme/tree")).write_bytes(table := b"of another version")
+    Path(cache.record_path("/nvme/tree").removesuffix(".json")).write_bytes(
+        table := b"of another version"
+    )
     digest = xxhash.xxh3_128_hexdigest(table)
     cache.save(replace(record, tree=replace(record.tree, table_digest=digest)))
     world.comm.Barrier()

@@ -53,9 +53,7 @@ def test_a_root_of_all_users_is_taken_and_said_to_be_so(root: Path) -> None:
     uid = as_ordinary_user(os.getuid)
     assert prepared(root) == Prepared(str(root), (own, f"{own}/{uid}"), taken=True)
     assert prepared(root) == Prepared(str(root), taken=True)
-    inner = dict.fromkeys(
-        (f"/{name}" for name in ("", "partial", "records", "tables")), (uid, 0o700)
-    )
+    inner = dict.fromkeys((f"/{name}" for name in ("", "partial", "records")), (uid, 0o700))
     assert modes(root) == {
         ".slurm-stage": (uid, 0o755),
         **{f".slurm-stage/{uid}{name}".rstrip("/"): facts for name, facts in inner.items()},

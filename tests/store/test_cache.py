@@ -112,7 +112,7 @@ def test_a_stranger_who_locks_all_that_he_can_open_delays_nobody(
     used = replace(COPY_FOR_ALL, used_by_job=1)
     monkeypatch.setattr("time.sleep", never)
     with _all_locked(site_disk, USER) as locked:
-        assert locked == 6  # the root, four folders and the record
+        assert locked == 5  # the root, three folders and the record
         assert list(as_user(USER, lambda: [*cache.records()])) == [COPY_FOR_ALL]
         as_user(OWNER, lambda: cache.note_use(used))
         assert as_user(OWNER, stage) == cache
@@ -518,7 +518,6 @@ def test_a_user_who_owns_the_root_gets_its_folders_made(disk: Path) -> None:
     assert {name: mode for name, mode in modes_beneath(disk).items() if name != ".slurm-stage"} == {
         inner: "drwx------",
         f"{inner}/records": "drwx------",
-        f"{inner}/tables": "drwx------",
         f"{inner}/partial": "drwx------",
     }
 

@@ -15,7 +15,6 @@ from stager.store.leases import (
     jobs_using,
     note_uses,
     remove_files,
-    uses,
     uses_of,
 )
 from tests.support.users import OWNER, USER, as_user, ordinary_home
@@ -47,12 +46,12 @@ def test_what_running_jobs_use_is_known_to_their_user_and_to_root(run: Path) -> 
     for mark in ("17.5001", "19.5002"):
         (run / "jobs" / mark).touch()
     give(run)
-    assert as_user(5001, lambda: uses(5001)) == {*AWKWARD_NAMES, "/nvme/ended"}
-    assert as_user(5002, lambda: uses(5002)) == {"/nvme/others"}
-    assert uses(5001) == frozenset(AWKWARD_NAMES)
-    assert uses(None) == {*AWKWARD_NAMES, "/nvme/others"}
+    assert as_user(5001, lambda: set(jobs_using(5001))) == {*AWKWARD_NAMES, "/nvme/ended"}
+    assert as_user(5002, lambda: set(jobs_using(5002))) == {"/nvme/others"}
+    assert set(jobs_using(5001)) == set(AWKWARD_NAMES)
+    assert set(jobs_using(None)) == {*AWKWARD_NAMES, "/nvme/others"}
     assert uses_of(5001, 18) == {"/nvme/ended"}
-    assert as_user(5003, lambda: uses(5003)) == frozenset()
+    assert as_user(5003, lambda: set(jobs_using(5003))) == set()
 
 
 @pytest.mark.root
@@ -111,7 +110,7 @@ def test_users_who_do_not_answer_use_nothing(run: Path, monkeypatch: pytest.Monk
     (run / "jobs/17.5001").touch()
     give(run)
     monkeypatch.setattr("stager.store.leases._OWNER_LIMIT", 0)
-    assert uses(None) == frozenset()
+    assert set(jobs_using(None)) == set()
 
 
 def test_the_files_of_an_ended_job_are_removed_and_no_others(run: Path) -> None:
@@ -153,13 +152,13 @@ def test_anything_but_a_list_of_destinations_names_none(
     run: Path, make: Callable[[Path], object]
 ) -> None:
     make(run / "5001/17.uses")
-    assert uses_of(5001, 17) == frozenset()
+    assert uses_of(5001, 17) == set()
 
 
 @pytest.mark.parametrize("job", ["0", "017", "99999999999", "9" * 60, "\uff11\uff17", "-1", "a"])
 def test_a_list_under_a_name_that_is_no_jobs_counts_for_nothing(run: Path, job: str) -> None:
     (run / f"5001/{job}.uses").write_bytes(b"/nvme/a\0")
-    assert as_user(5001, lambda: uses(5001)) == frozenset()
+    assert as_user(5001, lambda: set(jobs_using(5001))) == set()
 
 
 def test_an_endless_list_is_read_up_to_the_limit(run: Path) -> None:
@@ -173,7 +172,7 @@ def test_nothing_is_noted_where_root_made_no_folder(run: Path) -> None:
     assert jobs_are_known()
     (run / "jobs").rmdir()
     assert not jobs_are_known()
-    assert uses(5001) == uses(None) == frozenset()
+    assert set(jobs_using(5001)) == set(jobs_using(None)) == set()
 
 
 @pytest.mark.root

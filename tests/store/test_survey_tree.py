@@ -134,7 +134,7 @@ def test_the_copy_of_a_folder_whose_table_is_lost_is_not_current(tmp_path: Path)
     record = stage_folder(cache, f"{tmp_path}/set")
     item = replace(COPIED, source=record.source, destination=f"{tmp_path}/set", root=str(tmp_path))
     assert survey_tree(item, item.destination, FOLDER, cache, "n1", {}).current
-    os.unlink(cache.table_path(item.destination))
+    os.unlink(cache.record_path(item.destination).removesuffix(".json"))
     found = survey_tree(item, item.destination, FOLDER, cache, "n1", {})
     assert found.reason is Reason.COPY_CHANGED
 
