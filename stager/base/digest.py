@@ -1,10 +1,9 @@
-"""Compute the xxh3-128 of a file whose data arrives in order, without its holes.
+"""Compute digests of data that arrives in order: of a file without its holes, and of a transfer.
 
-Compute a digest of a transfer's chunks that only the ranks of one stage can compute.
-
-Each chunk is hashed by xxh3-128 with a secret seed of its own, and the hashes by keyed BLAKE2b. A
-process that puts other bytes into the transfer knows no seed and sees no hash, and it has one
-attempt: a difference ends the stage before anything is published.
+Only the ranks of one stage can compute that of a transfer. Each chunk is hashed by xxh3-128 with a
+secret seed of its own, and the hashes by keyed BLAKE2b. A process that puts other bytes into the
+transfer knows no seed and sees no hash, and it has one attempt: a difference ends the stage before
+anything is published.
 
 xxh3 is no cryptographic MAC. Nobody has shown that without the seed it is hard to find two texts
 with the same hash, and a seed has 64 bits. What is stronger is too slow for the one thread that

@@ -1,8 +1,6 @@
-"""Find the spans that a range of a stream touches, where spans of any length follow each other.
+"""Describe where a file has data, in extents that are fit for O_DIRECT and for travel.
 
-The extents of a file and the files of a folder travel as such streams.
-
-Describe where a file has data, in extents that are fit for O_DIRECT and for travel.
+The extents of a file and the files of a folder travel as streams of spans that follow each other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Gather the network interfaces of this machine: kind, speed and addresses, as the kernel shows.
 
 What cannot be read counts as unknown. Only interfaces by which other machines can be reached are
-returned: loopback ones, and those that are down, are not.
-
-Find out which of several hosts this machine is.
+returned: loopback ones, and those that are down, are not. By its addresses, this machine also finds
+out which of several hosts it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Name the files and folders that slurm-stage itself makes on a node, each once; hint at patterns.
+"""Name the files and folders that slurm-stage itself makes on a node, and what may start ranks.
 
-Root's programs import this module, so it imports nothing. The plugin
-has the same folders in ``prolog/spank/stage.h``.
-
-Name what may start ranks, for the command line and for `launch.schedulers`.
+Root's programs import this module, so it imports nothing. The plugin has the same folders in
+``prolog/spank/stage.h``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Read what root needs of stage.toml, with the standard library alone.
 
 `stager.request.policy` reads the whole of it for users, by the same functions for single values.
-
-Tell how much of a disk an amount in stage.toml means. Pure.
 """
 
 from __future__ import annotations

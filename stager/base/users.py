@@ -1,7 +1,4 @@
-"""Look up users by their number.
-
-Tell which users and jobs root has made something for on this node.
-"""
+"""Look up users by their number, and those for whom root has made something on this node."""
 
 from __future__ import annotations
 

@@ -377,11 +377,7 @@ class Facts:
         """Return the facts."""
         from stager.node.facts import node_facts  # only for stagectl doctor
 
-        return node_facts(
-            self.config, self.plugstack, self.roots, self.shared_roots, self.destinations,
-            computes=self.computes, environment=self.environment,
-            scripts=self.scripts, textfile=self.textfile,
-        )  # fmt: skip
+        return node_facts(self)
 
 
 @dataclass(frozen=True, slots=True)

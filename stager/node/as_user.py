@@ -1,6 +1,6 @@
-"""Run a program as another user, with limits on its time and its output.
+"""Run a program as another user, with limits on its time and its output, and read numbers from it.
 
-Read numbers from what users' programs wrote. Everything else that they may write is refused.
+Everything else that it may write is refused.
 """
 
 from __future__ import annotations

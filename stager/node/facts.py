@@ -32,6 +32,8 @@ from stager.node.probes import Disk, Fabric, Link, disk_of, fabrics, links
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from stager.node.agent import Facts
+
 #: The sysctls that protect files in folders where several users may write.
 SYSCTLS = ("fs.protected_symlinks", "fs.protected_hardlinks", "fs.protected_regular")
 #: The programs by which users mount filesystems of their own, if they are setuid.
@@ -215,42 +217,28 @@ class SiteFacts:
     hello: Hello | None = None
 
 
-def node_facts(
-    config: str,
-    plugstack: str,
-    roots: Iterable[str],
-    shared_roots: Iterable[str],
-    destinations: Iterable[str],
-    *,
-    computes: bool,
-    environment: Mapping[str, str],
-    scripts: Iterable[str],
-    textfile: str,
-) -> NodeFacts:
-    """Return the facts of this machine.
-
-    ``plugstack`` and ``scripts`` are from Slurm's configuration, empty if they are not
-    known; ``environment`` is what the site gives the ranks besides, and ``textfile`` its file for
-    metrics, empty if it wants none.
-    """
-    roots, scripts = list(roots), list(scripts)
+def node_facts(asked: Facts) -> NodeFacts:
+    """Return the facts of this machine."""
+    roots, plugstack = asked.roots, asked.plugstack
     plugins = list(_plugin_lines(plugstack))
     peers = f"{sys.prefix}/{paths.PEERS_LIBRARY}"
-    library, library_fault = mpi_library(environment) if computes else ("", "")
+    library, library_fault = mpi_library(asked.environment) if asked.computes else ("", "")
     return NodeFacts(
-        computes=computes,
+        computes=asked.computes,
         package=metadata.version("slurm-stage"),
         prefix=sys.prefix,
-        digest=_digest(config),
+        digest=_digest(asked.config),
         sysctls={name: _sysctl(name) for name in SYSCTLS},
         roots=[place(root or "/") for root in roots],
         records=[place_here(root or "/", paths.RECORDS_FOLDER) for root in roots],
-        shared_roots=[place(root) for root in shared_roots],
-        destinations=[place(path, follow=False) for path in destinations if path not in roots],
+        shared_roots=[place(root) for root in asked.shared_roots],
+        destinations=[
+            place(path, follow=False) for path in asked.destinations if path not in roots
+        ],
         open_folders=[
             one for root in roots for one in islice(_open_folders(root or "/"), _MOST_OPEN)
         ],
-        trusted=[place(path) for path in _trusted(config, plugstack, plugins, scripts)],
+        trusted=[place(path) for path in _trusted(asked.config, plugstack, plugins, asked.scripts)],
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
@@ -270,8 +258,8 @@ def node_facts(
         library_fault=library_fault,
         links=links(),
         fabrics=fabrics(),
-        scripts=[place(path) for path in scripts],
-        config=config,
+        scripts=[place(path) for path in asked.scripts],
+        config=asked.config,
         absent_plugins=list(dict.fromkeys(_absent_plugins(plugstack))),
         ignored_lines=[
             f"{file}: {' '.join(words)}"
@@ -280,7 +268,7 @@ def node_facts(
         ],
         closed=_closed([*_plugstack_files(plugstack), *(line.plugin for line in plugins)]),
         peers_closed=_closed_at(peers, stat.S_IROTH),
-        metrics=place(os.path.dirname(textfile)) if textfile else None,
+        metrics=place(os.path.dirname(asked.textfile)) if asked.textfile else None,
     )
 
 

@@ -5,11 +5,9 @@ first place that was staged to. While a rank has it locked, they wait. ``JOB.RES
 the paths that become the job's STAGE_SHARDS, one a line. ``JOB.RESTART.environment`` has the
 variables of the script of a job that bad nodes have left.
 
-Tell processes that run one command line on all nodes how its stage has ended on this node.
-
-One of them stages. Its rank here leaves a `StepStatus` in the user's cache, which exists also where
-root's part does not run. Each of the others here notes which status it has taken: if the same line
-runs again, that one is not its own.
+Likewise for processes that run one command line on all nodes, of which one stages: its rank here
+leaves the code in the user's cache, which exists also where root's part does not run. Each of the
+others here notes which one it has taken: if the same line runs again, that is not its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Gather facts of the disks beneath staging roots. Nothing with a name is made there.
+"""Gather facts of a node's disks beneath staging roots, and of its network: interfaces and fabrics.
 
-Gather facts of this node's network: interfaces with their speed, and faster fabrics.
+Nothing with a name is made there.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""After a boot, remove what was being written when the node went down, for all users.
-
-A user's own next stage on the node removes it too, but there may never be one. Root touches no
-path that a user named: each user's `stager.node.tidy` removes that user's files.
-
-Make root's folders on the disks of this node, and a user's in them before a job, as root.
+"""Make root's folders on the disks of this node, and a user's in them before a job, as root.
 
 The plugin or a site's prolog runs ``python -I -m stager.node.prolog --config stage.toml UID``; as
 slurmd starts, the plugin runs it without UID, so that no user takes the names. A prolog adds
 ``--job JOB`` to mark the job and to make the user's room beneath /run; the plugin does that itself.
 Root touches only the site's cache roots, and no path that a user named. When everything is made, a
 note beneath /run tells the plugin (prepare.c) not to run this again.
+
+After a boot, what was being written when the node went down is removed for all users: a user's own
+next stage on the node removes it too, but there may never be one. Each user's `stager.node.tidy`
+removes that user's files.
 """
 
 from __future__ import annotations

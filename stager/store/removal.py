@@ -1,6 +1,6 @@
-"""Change the copy of a folder in place; and finish what a process began that died then.
+"""Remove a copy and its record, but none of the user's own files; change a folder's copy in place.
 
-Remove a copy and its record, but none of the user's own files.
+What a process began that died then is finished.
 """
 
 from __future__ import annotations

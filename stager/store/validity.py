@@ -1,12 +1,9 @@
-"""Find out whether source and destination are, or contain, each other by other names.
-
-A link, a bind mount or ``..`` in the source's path may lead to the destination. Then the copy would
-take the place of the only original, and be evicted as any other copy.
-
-Survey one node for one item: is its copy current, and can a new one be put in its place?
+"""Survey one node for one item: is its copy current, and can a new one be put in its place?
 
 Nothing is written. Shared storage is not touched either: rank 0 alone looks at the source, and a
-copy is judged by what is on its own node's disk.
+copy is judged by what is on its own node's disk. But who reads the source tells whether it and the
+destination are, or contain, each other by other names (`check_apart`): then the copy would take the
+place of the only original, and be evicted as any other copy.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 
 from stager.base import paths
 from stager.base.codec import codec_of
+from stager.node.agent import Facts
 from stager.node.facts import (
     ABSENT,
     UNSEEN,
@@ -52,10 +53,16 @@ def plugstack(tmp_path: Path) -> Path:
 
 def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
     return node_facts(
-        f"{tmp_path}/stage.toml", plugstack, [str(tmp_path)], [f"{tmp_path}/all"],
-        [str(tmp_path), f"{tmp_path}/for-users"], computes=True, environment={},
-        scripts=[f"{tmp_path}/job_prolog"], textfile=f"{tmp_path}/none/stage.prom",
-    )  # fmt: skip
+        Facts(
+            (str(tmp_path),),
+            (f"{tmp_path}/all",),
+            (str(tmp_path), f"{tmp_path}/for-users"),
+            f"{tmp_path}/stage.toml",
+            plugstack,
+            scripts=(f"{tmp_path}/job_prolog",),
+            textfile=f"{tmp_path}/none/stage.prom",
+        )
+    )
 
 
 def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
