@@ -27,7 +27,7 @@ from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.terminal import complain, say
 from stager.launch import job
-from stager.launch.nodes import Scope, read_answers
+from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
 from stager.request.names import absolute
 from stager.store.cache import look_for_cache
@@ -73,7 +73,7 @@ def run_action(
     # As in records.
     typed = {absolute(path): path for path in destinations}
     rules = where.rules()
-    scope = Scope.find(where, os.environ, rules.launch.srun)
+    scope = where.scope(rules)
     command = make(rules.roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult)

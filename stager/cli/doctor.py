@@ -89,7 +89,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         scripts=tuple(own_scripts(site.slurm)), environment=dict(rules.launch.environment),
         textfile=rules.metrics.textfile,
     )  # fmt: skip
-    scope = Scope.find(where, os.environ, rules.launch.srun)
+    scope = where.scope(rules)
     # This machine too: its stage.toml must be that of the others.
     answers = [] if here in scope.nodes else Scope(disks={here: ""}).ask(local, rules, os.environ)
     if scope.nodes:

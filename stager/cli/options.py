@@ -22,6 +22,7 @@ from stager.base.paths import LAUNCHERS, SITE_CONFIG
 from stager.cli.complete import nodes
 
 if TYPE_CHECKING:
+    from stager.launch.nodes import Scope
     from stager.launch.targets import Nodes
     from stager.request.policy import Policy
 
@@ -79,6 +80,15 @@ class NodeOptions:
     def is_given(self) -> bool:
         """Whether nodes are named, and not those that the command finds by itself."""
         return any((self.nodes, self.job_id, self.local_root, self.hostfile, self.launcher))
+
+    def scope(self, rules: Policy) -> Scope:
+        """Return the nodes that are meant. Raise StageError."""
+        from stager.launch.nodes import Scope  # neither the help nor completion needs it
+
+        return Scope.find(
+            os.environ, rules.launch.srun, nodes=self.nodes, job_id=self.job_id,
+            local_root=self.local_root, hostfile=self.hostfile, launcher=self.launcher,
+        )  # fmt: skip
 
     def rules(self) -> Policy:
         """Return the site's policy for the job that is meant. Raise PolicyRefusal."""

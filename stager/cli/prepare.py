@@ -15,7 +15,7 @@ from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_optio
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.terminal import complain, say
 from stager.launch.job import fold
-from stager.launch.nodes import Scope, read_answers
+from stager.launch.nodes import read_answers
 from stager.node.agent import Prepare
 from stager.node.user_folders import NodePrepared
 
@@ -50,7 +50,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
             f"{sys.executable} -I -m stager.node.prolog --config {where.config} UID"
         )
     rules = where.rules()
-    scope = Scope.find(where, os.environ, rules.launch.srun)
+    scope = where.scope(rules)
     lasting = tuple(root for root in rules.roots if root not in rules.private_roots)
     command = Prepare(lasting, str(where.config))
     answers = scope.ask(command, rules, os.environ)

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,8 @@ from stager.cli.options import (
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
 from stager.cli.terminal import Blocks, complain, ignore, say, width
-from stager.launch.credentials import read_url_files
-from stager.request.grammar import parse_value
+from stager.launch import targets
 from stager.request.items import Work
-from stager.request.names import Names, current_folder
-from stager.request.resolve import build_request, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,12 +127,6 @@ def stage_values(
     Raise StageError if the ranks cannot be started at all.
     """
     nodes = options.find(values)
-    names = Names.of(os.environ, nodes.rules.variables)
-    # The paths of a command line begin in the current folder, also in a job.
-    names = replace(names, folder=current_folder(), letters={**nodes.letters, **names.letters})
-    directives = [directive for value in values for directive in parse_value(value, names)]
-    directives = read_url_files(directives, os.environ)
-    request = build_request(resolve(directives, nodes.rules), nodes.rules, work)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     told: dict[str, str] = {}
     with Progress(tell, bars=screen, verbose=verbose) as progress:
@@ -146,7 +136,7 @@ def stage_values(
                 told["launcher"] = event["line"]
             progress.show(event)
 
-        outcome = nodes.run(request, on_event)
+        outcome = targets.stage(values, nodes, dry_run=work is Work.PLAN, on_event=on_event)
     if as_json:
         click.echo(json.dumps(outcome.to_json() | told, indent=1))
     else:

@@ -82,7 +82,7 @@ def status(
     uid = whose(user)
     if period and as_json:
         raise UsageError("--watch shows text; leave out --json")
-    scope = Scope.find(where, os.environ, rules.launch.srun)
+    scope = where.scope(rules)
     if period:
         watch(lambda: _ask(scope, rules, by, uid).lines(width()), period)
     return show_status(scope, rules, by, uid, as_json=as_json)

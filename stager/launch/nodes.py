@@ -21,12 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.codec import codec_of
 from stager.base.errors import LaunchError, StageError, UsageError
 from stager.base.events import Parts, event, read_event
 from stager.base.interfaces import name_here
+from stager.base.paths import SITE_CONFIG
 from stager.base.text import printable
 from stager.launch import job
 from stager.launch.environment import step_environment
@@ -36,6 +37,7 @@ from stager.launch.schedulers import choose, read_text
 from stager.launch.srun import step_argv
 from stager.node.agent import Facts, Status, Verify, answer, text_of
 from stager.request.names import absolute
+from stager.store.states import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -361,30 +363,6 @@ def ask(
     return [replace(answers[node], state=states.get(node, "")) for node in nodes]
 
 
-class Where(Protocol):
-    """Which nodes a user means: at most one of these is set."""
-
-    @property
-    def nodes(self) -> str:
-        """A list of them, such as ``n[1-4]``."""
-
-    @property
-    def job_id(self) -> int | None:
-        """The Slurm job that has them."""
-
-    @property
-    def local_root(self) -> Path | None:
-        """The folder of simulated nodes."""
-
-    @property
-    def hostfile(self) -> Path | None:
-        """The hostfile that names them."""
-
-    @property
-    def launcher(self) -> str | None:
-        """The scheduler of the job that this process is in."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The nodes that a command is about.
@@ -407,33 +385,46 @@ class Scope:
         return not self.nodes and [*self.disks.values()] == [""]
 
     @classmethod
-    def find(cls, where: Where, environment: Mapping[str, str], srun: str) -> Scope:
-        """Return the nodes that a user and the environment mean. Raise StageError.
+    def find(
+        cls,
+        environment: Mapping[str, str],
+        srun: str,
+        *,
+        nodes: str = "",
+        job_id: int | None = None,
+        local_root: Path | None = None,
+        hostfile: Path | None = None,
+        launcher: str | None = None,
+    ) -> Scope:
+        """Return the nodes that are named, else those that the environment means.
 
-        ``srun`` is that of stage.toml, beside which Slurm's other commands are.
+        At most one is named: a list of ``nodes``, a Slurm job, the folder of simulated nodes, a
+        hostfile, or another scheduler. ``srun`` is that of stage.toml, beside which Slurm's other
+        commands are. Raise StageError.
         """
-        given = (where.nodes, where.job_id, where.local_root, where.hostfile, where.launcher)
+        given = (nodes, job_id, local_root, hostfile, launcher)
         if sum(map(bool, given)) > 1:
             raise UsageError(
                 "use only one of --nodes, --job, --hostfile, --launcher and --local-root"
             )
-        if where.local_root:
-            return cls.of_simulated(where.local_root)
-        if not where.nodes and not where.job_id:
-            file, launcher = str(where.hostfile or ""), where.launcher or ""
-            _, hosts = choose(environment, read_text, hosts="", file=file, launcher=launcher)
+        if local_root:
+            return cls.of_simulated(local_root)
+        if not nodes and not job_id:
+            _, hosts = choose(
+                environment, read_text, hosts="", file=str(hostfile or ""), launcher=launcher or ""
+            )
             if hosts:
                 return cls.of_hosts(hosts.names)
         here = job.own_name(environment)
         context = None
         whole_job = True
-        if where.nodes:
-            names = job.unfold(where.nodes)
+        if nodes:
+            names = job.unfold(nodes)
             whole_job = False
             with suppress(StageError):  # outside of a job
                 context = job.find(environment, srun)
-        elif where.job_id and environment.get("SLURM_JOB_ID") != str(where.job_id):
-            return cls._of_other(where.job_id, environment, srun)
+        elif job_id and environment.get("SLURM_JOB_ID") != str(job_id):
+            return cls._of_other(job_id, environment, srun)
         elif environment.get("SLURM_JOB_ID"):
             context = job.find(environment, srun)
             names = job.unfold(context.nodes)
@@ -527,6 +518,22 @@ def read_answers(
                 "the administrator must install the same version on all nodes"
             )
     return results, problems
+
+
+def status(
+    config: Path = Path(SITE_CONFIG), *, nodes: str = "", local_root: Path | None = None
+) -> tuple[dict[str, NodeStatus], dict[str, str]]:
+    """Return what this user has on each node, and why other nodes do not tell; both by node.
+
+    ``nodes`` is a list such as ``n[1-4]``, ``local_root`` the folder of simulated nodes. Without
+    both, the nodes are those of this process's job, or this one. Raise StageError.
+    """
+    from stager.request.policy import load_here  # takes a while, as it imports pydantic
+
+    rules = load_here(config, os.environ, simulated=local_root is not None)
+    scope = Scope.find(os.environ, rules.launch.srun, nodes=nodes, local_root=local_root)
+    command = Status(rules.roots, rules.shared_roots, rules.shared_owner)
+    return read_answers(scope.ask(command, rules, os.environ), NodeStatus)
 
 
 def by_problem(problems: Mapping[str, str]) -> dict[str, list[str]]:

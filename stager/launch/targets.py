@@ -9,14 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from stager.base import linux
 from stager.base.errors import HOSTS_REMEDY, LaunchError, PolicyRefusal, UsageError
 from stager.base.interfaces import name_here
+from stager.base.paths import SITE_CONFIG
 from stager.fs.files import name_of, who_could_replace
 from stager.launch import job
-from stager.launch.credentials import with_stores
+from stager.launch.credentials import read_url_files, with_stores
 from stager.launch.environment import rank_environment
 from stager.launch.health import Paces, Pulses
 from stager.launch.job import FOLDERS, find_srun
@@ -36,17 +38,25 @@ from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
 from stager.launch.schedulers import choose, find_line, read_text, wait_for_first
 from stager.launch.srun import HELLO_RANKS, hello_argv, srun_argv
 from stager.launch.tolerate import run_tolerantly, tolerated
+from stager.request.grammar import parse_value
 from stager.request.items import StageRequest, Work
-from stager.request.names import absolute, letters_at_submission, letters_of
+from stager.request.names import (
+    Names,
+    absolute,
+    current_folder,
+    letters_at_submission,
+    letters_of,
+)
+from stager.request.resolve import build_request, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from stager.base.outcome import Outcome
     from stager.launch.job import JobContext
     from stager.launch.schedulers import Hosts, Line
     from stager.launch.tolerate import Tolerated
+    from stager.request.grammar import Directive
     from stager.request.policy import Policy
 
     OnEvent = Callable[[dict[str, Any]], None]
@@ -305,7 +315,7 @@ def _instead(rules: Policy) -> str:
 
 
 def find_nodes(
-    config: Path,
+    config: Path = Path(SITE_CONFIG),
     *,
     local: int = 0,
     local_root: Path | None = None,
@@ -344,6 +354,30 @@ def find_nodes(
         return SimulatedNodes(rules, local, absolute(str(local_root or _LOCAL_ROOT)))
     line = find_line(os.environ, found.names, values)
     return HostNodes(rules, by, found, rules.launch.wait if wait is None else wait, line)
+
+
+def stage(
+    values: Sequence[str | Directive],
+    nodes: Nodes | None = None,
+    *,
+    dry_run: bool = False,
+    on_event: OnEvent = lambda _: None,
+) -> Outcome:
+    """Stage what ``values`` ask for to ``nodes``, and return what was done, or why it failed.
+
+    A value is a Directive, or the text of some as ``--stage`` has it: ``SRC:DST``. ``nodes`` are by
+    default those that `find_nodes` finds. A ``dry_run`` says what would move. ``on_event`` gets
+    what the ranks tell meanwhile. Raise StageError if no ranks can be started at all.
+    """
+    texts = [str(value) for value in values]
+    nodes = nodes or find_nodes(values=texts)
+    names = Names.of(os.environ, nodes.rules.variables)
+    # The paths of a command line begin in the current folder, also in a job.
+    names = replace(names, folder=current_folder(), letters={**nodes.letters, **names.letters})
+    directives = [directive for text in texts for directive in parse_value(text, names)]
+    items = resolve(read_url_files(directives, os.environ), nodes.rules)
+    work = Work.PLAN if dry_run else Work.STAGE
+    return nodes.run(build_request(items, nodes.rules, work), on_event)
 
 
 #: Seconds in which both ranks must start, and then answer. A stage's may take longer, since there
