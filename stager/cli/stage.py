@@ -24,7 +24,6 @@ from stager.cli.options import (
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
 from stager.cli.terminal import Blocks, complain, ignore, say, width
-from stager.launch import targets
 from stager.request.items import Work
 
 if TYPE_CHECKING:
@@ -126,6 +125,8 @@ def stage_values(
 
     Raise StageError if the ranks cannot be started at all.
     """
+    from stager.launch import targets  # neither the help nor completion needs it
+
     nodes = options.find(values)
     tell, screen = (ignore, None) if as_json else (say, sys.stdout)
     told: dict[str, str] = {}
