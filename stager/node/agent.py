@@ -184,17 +184,17 @@ class Verify(OfCopies):
 
     def do(self, node: _Node, cache: Cache, record: Record) -> None:
         """Verify one copy, and note in its record whether it is damaged."""
-        fault = fault_of(cache, record, node.disk)
+        fault = fault_of(cache, record)
         if fault.text and cache in node.own:
             # A job may have replaced the copy meanwhile; it cannot while this holds the lock.
             with node.locked(cache, record.destination):
                 if cache.is_updating(record.destination):
-                    finish(cache, f"{node.disk}{record.destination}", record.destination)
+                    finish(cache, record.destination)
                 now = cache.load(record.destination)
                 if now is None:
                     return  # evicted meanwhile
                 record = now
-                fault = fault_of(cache, record, node.disk)
+                fault = fault_of(cache, record)
                 with suppress(StageError):  # the fault is reported even if the disk is full
                     if fault.is_damage:
                         cache.save(record.as_damaged())
@@ -254,7 +254,7 @@ class Evict(OfCopies):
             OfCopies.do_all(self, node)
         elif self.older:
             limit = time.time() - self.older
-            found = (one for cache in node.own for one in space.find_candidates(cache, node.disk))
+            found = (one for cache in node.own for one in space.find_candidates(cache))
             self._evict_all(node, (one for one in found if one.record.used_at < limit))
         else:
             by_disk: dict[int, list[Cache]] = {}
@@ -276,9 +276,9 @@ class Evict(OfCopies):
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
             raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
-        path = f"{node.disk}{destination}"
-        size, gone = space.size_on_disk(cache, path, record), not os.path.lexists(path)
-        is_copy = removal.is_copy(record, path)
+        path = cache.path_of(destination)
+        size, gone = space.size_on_disk(cache, record), not os.path.lexists(path)
+        is_copy = removal.is_copy(cache, record)
         if self.dry_run and not is_copy:
             raise IntegrityError(
                 f"{destination} was changed or replaced, so it would not be deleted"
@@ -294,7 +294,7 @@ class Evict(OfCopies):
                 command = delete_command(destination)
                 text = f"{text}; if you do not need it, delete it there: {command}"
             raise IntegrityError(text)
-        self._note(node, destination, size, gone=gone)
+        self._note(node, cache, destination, size, gone=gone)
 
     def _free_disk(self, node: _Node, caches: list[Cache]) -> None:
         """Evict copies of ``caches``, which are on one disk.
@@ -304,11 +304,11 @@ class Evict(OfCopies):
         disk = os.statvfs(caches[0].folder)
         free = disk.f_bavail * disk.f_frsize
         lacking = self.to_free - free
-        root = caches[0].root.removeprefix(node.disk) or "/"
+        root = caches[0].root.removeprefix(caches[0].disk) or "/"
         if lacking <= 0:
             node.result.enough.append(Enough(root, free))
             return
-        candidates = [one for cache in caches for one in space.find_candidates(cache, node.disk)]
+        candidates = [one for cache in caches for one in space.find_candidates(cache)]
         chosen = space.choose(candidates, lacking)
         freed = sum(one.size for one in chosen)
         if freed < lacking:
@@ -330,12 +330,12 @@ class Evict(OfCopies):
 
     def _evict_or_keep(self, node: _Node, one: Candidate) -> None:
         why: str = one.held or space.Held.IN_USE
-        path = f"{node.disk}{one.destination}"
+        path = one.cache.path_of(one.destination)
         gone = not os.path.lexists(path)
-        is_copy = not one.may_go or removal.is_copy(one.record, path)
+        is_copy = not one.may_go or removal.is_copy(one.cache, one.record)
         is_done = one.may_go and self._remove(node, one.cache, one.destination)
         if is_done and is_copy:
-            self._note(node, one.destination, one.size, gone=gone)
+            self._note(node, one.cache, one.destination, one.size, gone=gone)
         else:
             why = _FORGOTTEN if is_done else why
             node.result.stay.append(Stays(one.destination, str(why)))
@@ -348,10 +348,10 @@ class Evict(OfCopies):
         if self.dry_run:
             return True
         locks = node.locks(cache)
-        return removal.remove(cache, locks, node.disk, destination, job) is not None
+        return removal.remove(cache, locks, destination, job) is not None
 
-    def _note(self, node: _Node, destination: str, size: int, *, gone: bool) -> None:
-        kept = not self.dry_run and os.path.lexists(f"{node.disk}{destination}")
+    def _note(self, node: _Node, cache: Cache, destination: str, size: int, *, gone: bool) -> None:
+        kept = not self.dry_run and os.path.lexists(cache.path_of(destination))
         node.result.done.append(Done(destination, size, gone, kept))
 
 
@@ -494,7 +494,6 @@ class _Node:
 
     def __init__(self, command: OfCopies, disk: str, stack: ExitStack) -> None:
         self._command = command
-        self.disk = disk
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
         self.own, self._of_site = _caches(command, disk)

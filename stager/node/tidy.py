@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cache = caches[options.root]
         # By time of use alone, as root compares it with that of other users' copies.
         may_go = sorted(
-            space.oldest(space.find_candidates(cache, "")), key=lambda copy: copy.record.used_at
+            space.oldest(space.find_candidates(cache)), key=lambda copy: copy.record.used_at
         )
         answer["evicted"], others = _evict(cache, may_go, options.oldest, options.free)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
@@ -117,7 +117,7 @@ def _unnoticed(cache: Cache) -> list[str]:
 
     So it is when the node loses its power, or the administrator removes the mark of a job.
     """
-    copies = space.find_candidates(cache, "", _is_for_job)
+    copies = space.find_candidates(cache, _is_for_job)
     return [copy.destination for copy in copies if copy.may_go]
 
 
@@ -174,12 +174,12 @@ def _free(cache: Cache) -> int:
 
 def _remove_one(cache: Cache, locks: Locks, destination: str) -> bool:
     """Remove a copy. Return whether it could be. Raise as `removal.remove` does."""
-    return removal.remove(cache, locks, "", destination) is not None
+    return removal.remove(cache, locks, destination) is not None
 
 
 def _usage(cache: Cache) -> tuple[int, int]:
     """Return the bytes and the number of all copies."""
-    copies = space.find_candidates(cache, "")
+    copies = space.find_candidates(cache)
     return sum(copy.size for copy in copies), len(copies)
 
 

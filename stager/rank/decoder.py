@@ -217,6 +217,6 @@ def room_to_unpack(task: Task) -> int:
     limit = space.limit_in(task.item.root)
     if not limit:
         return room
-    copies = find_candidates(task.cache, task.node.disk)
+    copies = find_candidates(task.cache)
     used = sum(one.size for one in copies if one.record.destination != destination)
     return min(room, amount_of(limit, free.size) - used)

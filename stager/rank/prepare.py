@@ -132,7 +132,7 @@ def make_room(
         request, node = context.request, context.node
         lasting = [root for root in request.space.roots if root not in request.space.of_job]
         others = [cache for root in lasting for cache in _look_for(root, node)]
-        plans.extend(rooms(needs, wanted, request.space, node.disk, others))
+        plans.extend(rooms(needs, wanted, request.space, others))
         return [
             Evicted(node.name, one.record.destination, one.size)
             for room in plans

@@ -323,7 +323,7 @@ class Surveyor:
         if one.cache.is_updating(item.destination) and self._may_finish(one):
             from stager.store.removal import finish  # rarely needed
 
-            finish(one.cache, path, item.destination, force=item.options.replace)
+            finish(one.cache, item.destination, force=item.options.replace)
         found = self._survey_function(one)(item, path, source, one.cache, node.name)
         found = replace(found, open_to=open_to(path, one.cache))
         if not self.is_of_site(one):

@@ -229,7 +229,7 @@ class TreeSink(Sink):
             return
         old, destination = task.standing.table, task.item.destination
         with updating(
-            task.cache, task.path, destination, old, new, hidden=self._tree.path, force=False
+            task.cache, destination, old, new, hidden=self._tree.path, force=False
         ) as update:
             obstacles = update.obstacles(arrived)
         if obstacles:
@@ -248,7 +248,7 @@ class TreeSink(Sink):
             hidden = cache.update_path(destination)
             self._tree.hand_over(hidden)
             with updating(
-                cache, task.path, destination, task.standing.table, table,
+                cache, destination, task.standing.table, table,
                 hidden=hidden, force=task.item.options.replace,
             ) as update:  # fmt: skip
                 update.apply()

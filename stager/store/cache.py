@@ -110,6 +110,10 @@ class Cache:
         """The folder of partial files and trees: what is under construction, or to be removed."""
         return f"{self.folder}/partial"
 
+    def path_of(self, destination: str) -> str:
+        """Return where this process sees the copy."""
+        return f"{self.disk}{destination}"
+
     def jobs(self) -> dict[str, list[int]]:
         """Return the jobs running on this node that use each destination."""
         return jobs_using(None if self.shared else self.uid, self.root)
@@ -136,7 +140,7 @@ class Cache:
         with suppress(OSError, ValueError):
             record = self._read(f"{self.folder}/{_ANNOUNCED}/{name}")
             # A record may name any path: nothing is asked of what a user has mounted there.
-            there = facts_beneath(self.root, f"{self.disk}{record.destination}")
+            there = facts_beneath(self.root, self.path_of(record.destination))
             return record if is_ours(there, record) else None
         return None
 

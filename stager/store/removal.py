@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 @contextmanager
 def updating(
     cache: Cache,
-    path: str,
     destination: str,
     old: Table,
     new: Table,
@@ -38,16 +37,17 @@ def updating(
     hidden: str = "",
     force: bool = False,
 ) -> Iterator[Update]:
-    """Open the copy at ``path``, that of ``destination``, and yield its `Update`.
+    """Open the copy of a folder and yield its `Update`.
 
     Raise DestinationError or SpaceError, also for an OSError of the body.
     """
+    path = cache.path_of(destination)
     with stage_errors(path), opened_beneath(cache.root, path) as top:
         yield Update(destination, top, old, new, hidden, force=force)
 
 
-def finish(cache: Cache, path: str, destination: str, *, force: bool = False) -> None:
-    """Finish the update of the copy at ``path``, or drop it if the copy is gone.
+def finish(cache: Cache, destination: str, *, force: bool = False) -> None:
+    """Finish the update of a copy, or drop it if the copy is gone.
 
     The caller holds the destination's lock. With ``force``, what is the user's own and in the way
     is removed. Raise DestinationError if there is any.
@@ -55,7 +55,7 @@ def finish(cache: Cache, path: str, destination: str, *, force: bool = False) ->
     record = cache.updated(destination)
     new = Table.load(cache, record)
     try:
-        there = os.lstat(path)
+        there = os.lstat(cache.path_of(destination))
     except OSError:
         there = None
     if record is None or new is None or there is None or not is_ours(there, record):
@@ -64,12 +64,12 @@ def finish(cache: Cache, path: str, destination: str, *, force: bool = False) ->
     # It is gone already if all steps were taken.
     old = Table.load(cache, cache.load(destination)) or Table.empty()
     hidden = cache.update_path(destination)
-    with updating(cache, path, destination, old, new, hidden=hidden, force=force) as update:
+    with updating(cache, destination, old, new, hidden=hidden, force=force) as update:
         update.apply()
     cache.finish_update(destination)
 
 
-def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0) -> Record | None:
+def remove(cache: Cache, locks: Locks, destination: str, job: int = 0) -> Record | None:
     """Remove a copy and its record, which is returned; None if it is in use, pinned or locked.
 
     With it go the folders above that stages have made and that are empty then. That ``job`` uses it
@@ -83,10 +83,10 @@ def remove(cache: Cache, locks: Locks, disk: str, destination: str, job: int = 0
         record, jobs = cache.load(destination), cache.jobs()
         if record is None or record.pinned or set(jobs.get(destination, ())) - {job}:
             return None
-        path = f"{disk}{destination}"
+        path = cache.path_of(destination)
         # The copy goes first: a copy without a record would never be found again.
-        is_there = _is_on_disk(cache.root, path) and is_copy(record, path)
-        if is_there and not _remove_copy(cache, record, path):
+        is_there = _is_on_disk(cache.root, path) and is_copy(cache, record)
+        if is_there and not _remove_copy(cache, record):
             cache.drop_update(destination)
             cache.save(_emptied(record))
             return record
@@ -109,10 +109,10 @@ def _emptied(record: Record) -> Record:
     )
 
 
-def is_copy(record: Record, path: str) -> bool:
-    """Return whether what is at ``path``, if anything, is the copy of the ``record``."""
+def is_copy(cache: Cache, record: Record) -> bool:
+    """Return whether what is at the path of a copy, if anything, is that of the ``record``."""
     try:
-        return is_ours(os.lstat(path), record)
+        return is_ours(os.lstat(cache.path_of(record.destination)), record)
     except (FileNotFoundError, NotADirectoryError):
         return True
 
@@ -126,11 +126,12 @@ def _is_on_disk(root: str, path: str) -> bool:
     return True
 
 
-def _remove_copy(cache: Cache, record: Record, path: str) -> bool:
-    """Remove the copy at ``path``. Return False if a folder stays for what is in it.
+def _remove_copy(cache: Cache, record: Record) -> bool:
+    """Remove a copy. Return False if a folder stays for what is in it.
 
     Raise OSError or DestinationError.
     """
+    path = cache.path_of(record.destination)
     above, name = os.path.split(path)
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(path)  # a file where a folder above was: the copy is gone
@@ -141,7 +142,7 @@ def _remove_copy(cache: Cache, record: Record, path: str) -> bool:
             if not record.tree:
                 os.unlink(name, dir_fd=folder)
                 return True
-            _remove_staged(cache, record, path)
+            _remove_staged(cache, record)
             try:
                 os.rmdir(name, dir_fd=folder)
             except OSError as error:
@@ -151,11 +152,9 @@ def _remove_copy(cache: Cache, record: Record, path: str) -> bool:
     return True
 
 
-def _remove_staged(cache: Cache, record: Record, path: str) -> None:
-    from stager.tree.table import Table
-
+def _remove_staged(cache: Cache, record: Record) -> None:
     # Where an update was not finished, there are files of both versions.
     for one in (record, cache.updated(record.destination)):
         if table := Table.load(cache, one):
-            with updating(cache, path, record.destination, table, Table.empty()) as update:
+            with updating(cache, record.destination, table, Table.empty()) as update:
                 update.remove_old()

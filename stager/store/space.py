@@ -64,20 +64,17 @@ class Candidate:
 
 
 def find_candidates(
-    cache: Cache, disk: str, is_wanted: Callable[[Record], bool] = lambda _: True
+    cache: Cache, is_wanted: Callable[[Record], bool] = lambda _: True
 ) -> list[Candidate]:
-    """Return the recorded copies of ``cache``, on the node whose disk is seen at ``disk``.
-
-    Only those whose record ``is_wanted`` are looked at.
-    """
+    """Return the recorded copies of ``cache``; only those whose record ``is_wanted``."""
     in_use = cache.jobs()
     # Simulated nodes have no jobs.
-    jobs_known = bool(disk) or jobs_are_known()
+    jobs_known = bool(cache.disk) or jobs_are_known()
     return [
         Candidate(
             cache,
             record,
-            size_on_disk(cache, f"{disk}{record.destination}", record),
+            size_on_disk(cache, record),
             _why_held(record, in_use, jobs_known=jobs_known),
         )
         for record in filter(is_wanted, cache.records())
@@ -92,13 +89,13 @@ def _why_held(record: Record, in_use: Collection[str], *, jobs_known: bool) -> H
     return None if jobs_known else Held.PERHAPS_IN_USE
 
 
-def size_on_disk(cache: Cache, path: str, record: Record) -> int:
+def size_on_disk(cache: Cache, record: Record) -> int:
     """Return the bytes that removing the copy frees, 0 if it is missing or something else is there.
 
     It is also 0 if the record names a path outside of the cache root's filesystem.
     """
     try:
-        there = facts_beneath(cache.root, path)
+        there = facts_beneath(cache.root, cache.path_of(record.destination))
     except OSError:
         return 0
     if not is_ours(there, record):
@@ -340,8 +337,7 @@ class RoomPlan:
     """Makes room on one disk of a node for ``needs``.
 
     First `plan`, then `make`: so no node removes anything if another one has too little room.
-    ``wanted`` destinations are kept. ``disk`` is where the node's files are seen. ``others`` are
-    the user's further caches on the same disk.
+    ``wanted`` destinations are kept. ``others`` are the user's further caches on the same disk.
     """
 
     def __init__(
@@ -349,19 +345,17 @@ class RoomPlan:
         needs: Sequence[Need],
         wanted: Collection[str],
         space: Space,
-        disk: str,
         others: Collection[Cache] = (),
     ) -> None:
         need = sum(one.need for one in needs)
         self._folder = _existing(needs[0].cache)
-        self._disk = disk
         free = free_space(self._folder, space)
         limit = amount_of(space.limit_in(needs[0].root), free.size)
         beside = max(0, _BESIDE - free.reserve)
         # There may be thousands of records, so they are read only if there is too little room.
         short = limit or need + beside > free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
-        found = [one for cache in caches for one in find_candidates(cache, disk)]
+        found = [one for cache in caches for one in find_candidates(cache)]
         needed = {one.destination: one for one in needs}
         self._candidates = {
             (one.cache, one.destination): (
@@ -370,7 +364,7 @@ class RoomPlan:
             for one in found
             if one.destination not in needed
             # What is there for a job alone goes with it, and the job may be at work on it.
-            and one.cache.root.removeprefix(disk) not in space.of_job
+            and one.cache.root.removeprefix(one.cache.disk) not in space.of_job
         }
         self._demand = Demand(
             needs[0].root, need, free, limit, (),
@@ -423,7 +417,7 @@ class RoomPlan:
         try:
             with ExitStack() as stack:
                 locks = locks or stack.enter_context(closing(Locks(one.cache)))
-                gone = remove(one.cache, locks, self._disk, one.destination)
+                gone = remove(one.cache, locks, one.destination)
                 return None if gone else Held.IN_USE
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
@@ -440,7 +434,6 @@ def rooms(
     needs: Sequence[Need],
     wanted: Collection[str],
     space: Space,
-    disk: str,
     others: Iterable[Cache] = (),
 ) -> list[RoomPlan]:
     """Return a `RoomPlan` for each disk of ``needs``; ``others`` are all caches of the user."""
@@ -451,7 +444,7 @@ def rooms(
     for cache in others:
         caches.setdefault(_disk_of(cache), set()).add(cache)
     return [
-        RoomPlan(together, wanted, space, disk, caches.get(number, ()))
+        RoomPlan(together, wanted, space, caches.get(number, ()))
         for number, together in by_disk.items()
     ]
 

@@ -154,7 +154,7 @@ def node_status(
                 f"{disk}{root}", owner or os.getuid(), shared=bool(owner), disk=disk
             )
             jobs = _jobs_using(None if owner else cache.uid, cache.root)
-            _add(status, _read_cache(cache, disk, jobs, sources))
+            _add(status, _read_cache(cache, jobs, sources))
     if everyone and os.getuid() == 0:
         _add_others(status, disk, [root for root, owner in places if not owner])
     if user is not None:
@@ -199,13 +199,13 @@ def _add_from(
 
 
 def _read_cache(
-    cache: Cache, disk: str, jobs: Mapping[str, list[int]], sources: _Sources | None
+    cache: Cache, jobs: Mapping[str, list[int]], sources: _Sources | None
 ) -> NodeStatus:
     status = NodeStatus()
     left = _MOST_FILES
     for record in _records(cache, status.unread):
         left -= record.tree.files if record.tree else 0
-        state = _copy_state(record, cache, disk, looks=left >= 0)
+        state = _copy_state(record, cache, looks=left >= 0)
         state = _with_source(state, record, sources)
         status.entries.append(_entry(record, cache, state, jobs))
     return status
@@ -225,7 +225,7 @@ def _as_owner(
             with suppress(StageError):
                 cache = look_for_cache(f"{disk}{root}", uid, shared=shared, disk=disk)
                 jobs = _jobs_using(None if shared else uid, cache.root)
-                _add(status, _read_cache(cache, disk, jobs, None))
+                _add(status, _read_cache(cache, jobs, None))
         with open(output, "wb") as file:
             file.write(json.dumps(codec_of(NodeStatus).to_data(status)).encode())
 
@@ -279,10 +279,10 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
     )  # fmt: skip
 
 
-def _copy_state(record: Record, cache: Cache, disk: str, *, looks: bool) -> str:
+def _copy_state(record: Record, cache: Cache, *, looks: bool) -> str:
     """Return `Entry.state` by the copy alone; whether it ``looks`` at each file of a folder."""
     try:
-        there = facts_beneath(cache.root, disk + record.destination)
+        there = facts_beneath(cache.root, cache.path_of(record.destination))
     except OSError:
         return "missing"
     is_linked = record.tree is None and there.st_nlink != 1
@@ -292,7 +292,7 @@ def _copy_state(record: Record, cache: Cache, disk: str, *, looks: bool) -> str:
         return "damaged"
     if cache.is_updating(record.destination):  # it may have files of two versions
         return "outdated"
-    return "changed" if record.tree and looks and _is_changed(record, cache, disk) else "ready"
+    return "changed" if record.tree and looks and _is_changed(record, cache) else "ready"
 
 
 def _with_source(state: str, record: Record, sources: _Sources | None) -> str:
@@ -313,12 +313,12 @@ def _with_source(state: str, record: Record, sources: _Sources | None) -> str:
     return "ready" if source in (None, was) else "outdated"
 
 
-def _is_changed(record: Record, cache: Cache, disk: str) -> bool:
+def _is_changed(record: Record, cache: Cache) -> bool:
     """Return whether something that was staged in a folder is not as it was."""
     from stager.store.tree_validity import standing_of  # not needed for files
 
     try:
-        standing = standing_of(disk + record.destination, cache, record)
+        standing = standing_of(cache.path_of(record.destination), cache, record)
     except OSError:
         return True
     return standing is None or not standing.digest or any(standing.states)

@@ -51,9 +51,9 @@ class Fault(NamedTuple):
     is_damage: bool
 
 
-def fault_of(cache: Cache, record: Record, disk: str) -> Fault:
+def fault_of(cache: Cache, record: Record) -> Fault:
     """Compare a copy with its record. All that was staged is read."""
-    path = f"{disk}{record.destination}"
+    path = cache.path_of(record.destination)
     is_of_site = cache.uid != os.getuid()
     remedy = _TELL if is_of_site else _STAGE
     try:

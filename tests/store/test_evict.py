@@ -55,7 +55,7 @@ def test_a_large_copy_that_must_go_spares_the_small_ones_before_it() -> None:
 
 def test_a_cache_in_which_nothing_was_staged_yet_is_empty(node: Node) -> None:
     os.rmdir(f"{node.cache.folder}/records")
-    assert find_candidates(node.cache, "") == []
+    assert find_candidates(node.cache) == []
 
 
 @pytest.mark.root
@@ -70,7 +70,7 @@ def test_a_copy_on_another_filesystem_or_behind_a_link_frees_nothing(
     (node.disk / "link").symlink_to(tmp_path / "elsewhere")
 
     def act() -> list[int]:
-        sizes = [one.size for one in find_candidates(node.cache, "")]
+        sizes = [one.size for one in find_candidates(node.cache)]
         assert node.remove("mounted/a") is not None
         return sizes
 
@@ -81,4 +81,4 @@ def test_a_copy_on_another_filesystem_or_behind_a_link_frees_nothing(
 def test_removing_a_copy_with_a_second_name_frees_nothing(node: Node) -> None:
     node.put("a", 100_000)
     (node.disk / "b").hardlink_to(node.disk / "a")
-    assert [one.size for one in find_candidates(node.cache, "")] == [0]
+    assert [one.size for one in find_candidates(node.cache)] == [0]

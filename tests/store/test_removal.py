@@ -187,17 +187,17 @@ def test_a_pinned_copy_is_kept(node: Node) -> None:
 def test_a_copy_that_a_job_uses_is_kept_as_long_as_the_job_runs(node: Node) -> None:
     node.put("a", 10)
     note_uses(os.getuid(), 17, [str(node.disk / "a")])
-    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache)] == [False]
     assert node.remove("a") is None
     remove_files(os.getuid(), 17)
-    assert [one.may_go for one in find_candidates(node.cache, "")] == [True]
+    assert [one.may_go for one in find_candidates(node.cache)] == [True]
     assert node.remove("a") is not None
 
 
 def test_on_a_node_that_does_not_mark_jobs_nothing_is_evicted(node: Node) -> None:
     node.put("a", 10)
     os.rmdir(paths.JOBS_FOLDER)
-    assert [one.may_go for one in find_candidates(node.cache, "")] == [False]
+    assert [one.may_go for one in find_candidates(node.cache)] == [False]
 
 
 def test_a_copy_that_another_process_has_locked_is_kept(node: Node) -> None:

@@ -287,11 +287,11 @@ def test_room_is_made_on_a_full_disk_and_no_more_than_it_takes(tmp_path: Path) -
         def needs_of(need: int) -> list[Need]:
             return [Need("/nvme", node.cache, str(disk / "new"), need)]
 
-        (room,) = rooms(needs_of(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space(), "")
+        (room,) = rooms(needs_of(3 * MIB), [str(disk / "new"), str(disk / "f5")], Space())
         with closing(Locks(node.cache)) as locks:
             gone = [*room.make({node.cache: locks}, "n1")]
         with pytest.raises(SpaceError) as caught:
-            rooms(needs_of(8 * MIB - (1 << 17)), [], Space(), "")[0].plan()
+            rooms(needs_of(8 * MIB - (1 << 17)), [], Space())[0].plan()
         return [one.destination for one in gone], node.names(), str(caught.value)
 
     gone, left, message = on_tmpfs(disk, "size=8m", act)
@@ -321,7 +321,7 @@ def test_room_is_made_where_the_users_quota_ends_and_the_disk_does_not(
     monkeypatch.setattr(linux, "quota_of", quota_of)
 
     def room_for(need: int) -> RoomPlan:
-        return rooms([Need("/nvme", node.cache, str(node.disk / "new"), need)], [], Space(), "")[0]
+        return rooms([Need("/nvme", node.cache, str(node.disk / "new"), need)], [], Space())[0]
 
     assert room_for(MIB - (64 << 10)).plan() == []
     assert [one.destination for one in make(node, room_for(2 * MIB))] == [
@@ -351,7 +351,7 @@ def test_where_an_old_copy_is_in_the_way_of_the_new_one_that_is_said(tmp_path: P
             node.put("a", 5 * MIB, pinned=pinned)
             new = Need("/nvme", node.cache, f"{disk}/a", 5 * MIB, 5 * MIB + more)
             with pytest.raises(SpaceError) as caught:
-                rooms([new], [new.destination], Space(), "")[0].plan()
+                rooms([new], [new.destination], Space())[0].plan()
             messages.append(caught.value.message.rpartition(" missing; ")[2])
         return messages
 
@@ -376,19 +376,19 @@ def test_needs_on_one_disk_are_added_up_whatever_their_roots(tmp_path: Path) -> 
             node = Node(disk / name)
             needs.append(Need(name, node.cache, str(disk / name / "new"), 3 * MIB))
         with pytest.raises(SpaceError):
-            [room.plan() for room in rooms(needs, [], Space(), "")]
+            [room.plan() for room in rooms(needs, [], Space())]
         full = [Node(disk / name) for name in ("a", "b")]
         full[1].put("old", MIB)
         caches = [one.cache for one in full]
         limit = Space(user_limit=3 * MIB)
-        (room,) = rooms(needs[:1], [], limit, "", caches)
+        (room,) = rooms(needs[:1], [], limit, caches)
         with closing(Locks(caches[0])) as locks:
             gone = [*room.make({caches[0]: locks}, "n1")]
         assert [one.destination for one in gone] == [f"{disk}/b/old"]
-        kept_free = rooms(needs[:1], [], Space(keep_free="20%"), "")[0].plan()
+        kept_free = rooms(needs[:1], [], Space(keep_free="20%"))[0].plan()
         with pytest.raises(SpaceError):
-            rooms(needs[:1], [], Space(keep_free=2 * MIB), "")[0].plan()
-        return [len(rooms(needs, [], Space(), "")), len(kept_free)]
+            rooms(needs[:1], [], Space(keep_free=2 * MIB))[0].plan()
+        return [len(rooms(needs, [], Space())), len(kept_free)]
 
     assert on_tmpfs(disk, "size=4m", act) == [1, 0]
 

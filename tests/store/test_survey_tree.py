@@ -145,9 +145,9 @@ def test_a_folder_of_the_users_that_is_closed_is_no_fault_of_the_copy_that_it_li
         record = stage_folder(cache, f"{home}/set")
         (home / "set/own/in").mkdir(parents=True)
         (home / "set/own").chmod(0)
-        with_own = fault_of(cache, record, "")
+        with_own = fault_of(cache, record)
         (home / "set").chmod(0)
-        return [with_own, fault_of(cache, record, "")]
+        return [with_own, fault_of(cache, record)]
 
     with ordinary_home() as home:
         fault, closed = as_ordinary_user(lambda: act(home))

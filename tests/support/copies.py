@@ -54,7 +54,7 @@ class Node:
 
     def remove(self, name: str) -> Record | None:
         with closing(Locks(self.cache)) as locks:
-            return remove(self.cache, locks, "", str(self.disk / name))
+            return remove(self.cache, locks, str(self.disk / name))
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.disk.iterdir() if path.is_file())
@@ -69,7 +69,7 @@ def put_own(path: Path) -> None:
 def room_on(node: Node, need: int, limit: int = 0, name: str = "new") -> RoomPlan:
     """Room for one more file on the disk, where its user may have no more than ``limit``."""
     new = Need("/nvme", node.cache, str(node.disk / name), need)
-    (room,) = rooms([new], [new.destination], Space(user_limit=limit), "")
+    (room,) = rooms([new], [new.destination], Space(user_limit=limit))
     return room
 
 
@@ -79,4 +79,4 @@ def make(node: Node, room: RoomPlan) -> list[Evicted]:
 
 
 def bytes_taken(node: Node) -> int:
-    return sum(one.size for one in find_candidates(node.cache, ""))
+    return sum(one.size for one in find_candidates(node.cache))
