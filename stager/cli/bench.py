@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from stager.base.text import printable, showable
 from stager.cli.complete import files, roots
 from stager.cli.options import epilog, json_option, run_options
 from stager.cli.render import node_lines, print_outcome, rate_lines
-from stager.cli.terminal import complain, say, width
+from stager.cli.terminal import complain, print_json, say, width
 from stager.request.items import StageItem, Work
 from stager.request.names import absolute
 from stager.request.resolve import build_request
@@ -84,7 +83,7 @@ def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> 
     if as_json:
         measured = {**outcome.to_json(), "rates": [asdict(rate) for rate in rates]}
         measured["nodes"] = [asdict(one) for one in of_nodes]
-        click.echo(json.dumps(measured, indent=1))
+        print_json(measured)
     elif outcome.failures:
         print_outcome(outcome, say, complain)
     else:

@@ -5,7 +5,6 @@ What was done and what failed is reported by copy, with the nodes.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -25,7 +24,7 @@ from stager.cli.arguments import user_option, whose
 from stager.cli.complete import copies
 from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.terminal import complain, say
+from stager.cli.terminal import complain, print_json, say
 from stager.launch import job
 from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
@@ -81,7 +80,7 @@ def run_action(
     failures = _failures(command, results, problems, hints)
     code = failures[0].code if failures else 0
     if as_json:
-        click.echo(json.dumps(_to_json(command, answers, results, problems, code), indent=1))
+        print_json(_to_json(command, answers, results, problems, code))
     else:
         _print(command, results, failures)
     if hint := scope.without_ssh(_words(command), answers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ import click
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
 from stager.cli.options import WHICH_NODES, json_option, real_node_options
-from stager.cli.terminal import painted, width
+from stager.cli.terminal import painted, print_json, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.site_rules import examine
 from stager.launch import job
@@ -171,7 +170,7 @@ def _print(found: Mapping[Finding, list[str]], *, as_json: bool) -> None:
             }
             for one in findings
         ]
-        click.echo(json.dumps({"findings": entries}, indent=1))
+        print_json({"findings": entries})
         return
     for one in findings:
         where = f"{job.fold(found[one])}: " if found[one] else ""

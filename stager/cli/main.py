@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "evict": ("copies", "Delete your copies from the disks of the nodes."),
     "gate": ("gate", ""),
     "importer": ("importer", ""),
-    "node": ("node", ""),
+    "node": ("prepare", ""),
     "pack": ("pack", "Pack a folder of many files into one archive."),
     "pin": ("copies", "Protect your copies at DST from eviction."),
     "plan": ("stage", "Show what `stage` would do, without doing it."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
 from stager.cli.options import epilog, json_option
 from stager.cli.progress import Progress
-from stager.cli.terminal import ignore, say
+from stager.cli.terminal import ignore, print_json, say
 from stager.fs.files import as_stage_error
 from stager.request.lexer import escape
 from stager.request.names import absolute
@@ -65,7 +64,7 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
         raise as_stage_error(error, path) from None
     seconds = time.monotonic() - start
     if as_json:
-        click.echo(json.dumps(_to_json(packed, seconds), indent=1))
+        print_json(_to_json(packed, seconds))
     else:
         _report(path, packed, seconds)
 

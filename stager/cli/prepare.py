@@ -1,8 +1,7 @@
-"""``stagectl prepare``: make on the nodes what root's part would make, where there is none."""
+"""``stagectl prepare`` and ``node``: make nodes ready; what stagectl calls on other nodes."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -13,10 +12,10 @@ import click
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
 from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.terminal import complain, say
-from stager.launch.job import fold
-from stager.launch.nodes import read_answers
-from stager.node.agent import Prepare
+from stager.cli.terminal import complain, print_json, say
+from stager.launch.job import fold, own_name
+from stager.launch.nodes import frames, hello, read_answers
+from stager.node.agent import Prepare, answer, command_of
 from stager.node.user_folders import NodePrepared
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
              if answer.node in nodes else []}
             for answer in answers
         ]  # fmt: skip
-        click.echo(json.dumps({"nodes": told, "code": code}, indent=1))
+        print_json({"nodes": told, "code": code})
         return code
     for line in _lines(nodes):
         say(line)
@@ -96,3 +95,19 @@ def _lines(nodes: Mapping[str, NodePrepared]) -> list[str]:
     if unmarked and lines:
         lines.append(f"note: on {nodes_text(unmarked, fold)}, {_MISSING}")
     return lines
+
+
+@click.command(hidden=True)
+@click.argument("command")
+@click.argument("name", default="")
+def node(command: str, name: str) -> int:
+    """Carry out a command of stagectl on another node, and print the answer for it.
+
+    The other node may know this one by another NAME, such as its address.
+    """
+    name = name or own_name(os.environ)
+    received = command_of(command)
+    click.echo(hello(name))
+    for line in frames(name, answer(received, "")):
+        click.echo(line)
+    return 0

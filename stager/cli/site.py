@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
 from stager.cli.options import config_option, epilog, json_option
-from stager.cli.terminal import width
+from stager.cli.terminal import print_json, width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +52,7 @@ def site(config: Path, as_json: bool) -> None:
             "hints": rules.hints,
             **allowed,
         }
-        click.echo(json.dumps(found, indent=1))
+        print_json(found)
         return
     columns = width()
     for name, text in (*_lines(rules), ("set in", str(config))):

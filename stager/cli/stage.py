@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from stager.cli.options import (
 )
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
-from stager.cli.terminal import Blocks, complain, ignore, say, width
+from stager.cli.terminal import Blocks, complain, ignore, print_json, say, width
 from stager.request.items import Work
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def stage_values(
 
         outcome = targets.stage(values, nodes, dry_run=work is Work.PLAN, on_event=on_event)
     if as_json:
-        click.echo(json.dumps(outcome.to_json() | told, indent=1))
+        print_json(outcome.to_json() | told)
     else:
         print_outcome(outcome, say, complain)
         if verbose:

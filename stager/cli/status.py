@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -33,7 +32,7 @@ from stager.cli.tables import (
     unread_lines,
     user_rows,
 )
-from stager.cli.terminal import Blocks, complain, painted, watch, width
+from stager.cli.terminal import Blocks, complain, painted, print_json, watch, width
 from stager.launch import job
 from stager.launch.nodes import Scope, by_problem, read_answers
 from stager.node.agent import Status
@@ -98,9 +97,10 @@ def show_status(
 ) -> int:
     """Print what the nodes hold. Return 8 if none of them answered, else 0."""
     found = _ask(scope, rules, by, user)
-    # In one piece, since click flushes at each call.
-    text = json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines(width()))
-    click.echo(text)
+    if as_json:
+        print_json(found.to_json())
+    else:  # in one piece, since click flushes at each call
+        click.echo("\n".join(found.lines(width())))
     if os.getuid() == 0 and scope.other_job and user is None:
         by = "user"  # root has no copies
     words = ["status"] if by == "node" else ["status", "--by", by]

@@ -10,12 +10,13 @@ Draw shares and lengths by block characters, or by ASCII where a terminal has no
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
@@ -59,6 +60,14 @@ def width() -> int:
 def say(text: str, *, err: bool = False) -> None:
     """Print what was done; with ``err`` to stderr, where stdout is for another program."""
     click.echo(f"stage: {printable_lines(text)}", err=err)
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Print what a command found, for other programs.
+
+    The version changes when a key goes or gets another meaning; others may come at any time.
+    """
+    click.echo(json.dumps({"version": 1, **found}, indent=1))
 
 
 def ignore(_: str) -> None:

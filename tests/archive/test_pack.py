@@ -337,7 +337,12 @@ def test_the_command_prints_json(folder: Path) -> None:
         assert (ran.code, ran.err) == (0, "")
         result = json.loads(ran.out)
         assert 0 < result.pop("seconds") < 60
-        assert result == {**printed, "packed_size": archive.stat().st_size, "fresh": fresh}
+        assert result == {
+            "version": 1,
+            **printed,
+            "packed_size": archive.stat().st_size,
+            "fresh": fresh,
+        }
     ran = run([*STAGECTL, "pack", "--json", str(folder), "/nowhere/a.tar"], folder)
     assert ran == Ran(
         6,

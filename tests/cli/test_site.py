@@ -87,6 +87,7 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
     done = site(tmp_path, EVERYTHING, "--json")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out) == {
+        "version": 1,
         "config": "stage.toml",
         "roots": ["/nvme", "/scratch"],
         "destinations": ["/nvme/users", "/scratch"],

@@ -189,6 +189,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
     assert done["items"][0].pop("peak_memory") > 1 << 20
     assert (ran.code, ran.err) == (0, "")
     assert done == {
+        "version": 1,
         "items": [
             {
                 "source": str(desk.source),
@@ -431,6 +432,7 @@ def test_a_failure_as_json_has_its_code_and_node(job: Desk) -> None:
     assert sum(done.pop("phases").values()) == pytest.approx(done.pop("seconds"))
     assert (ran.code, ran.err) == (4, "")
     assert done == {
+        "version": 1,
         "items": [],
         "failures": [{"code": 4, "message": f"/nowhere/img: {MISSING}", "node": node}],
         "dry_run": False,

@@ -67,7 +67,7 @@ def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -
     ran = desk.stagectl("status", "--json", "--local-root", desk.nodes)
     printed = json.loads(ran.out)
     assert (ran.code, ran.err) == (0, "")
-    assert list(printed) == ["nodes", "missing"]
+    assert list(printed) == ["version", "nodes", "missing"]
     for number, node in enumerate(printed["nodes"], 1):
         keys = ["node", "state", "problem", "entries", "roots", "unreadable", "silent"]
         assert list(node) == keys
