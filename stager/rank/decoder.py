@@ -201,9 +201,10 @@ class _File:
 
 
 def limits_of(task: Task, reserved: int = 0) -> Limits:
-    """Return what the item may unpack to here, beside ``reserved`` bytes. Raise OSError."""
-    space, room = task.space, room_to_unpack(task) - reserved
-    return Limits(space.unpacked_size, space.unpacked_members, max(0, room))
+    """Return what the item may become here, beside ``reserved`` bytes. Raise DestinationError."""
+    with stage_errors(task.cache.partial):
+        room = max(0, room_to_unpack(task) - reserved)
+    return Limits(task.space.unpacked_size, task.space.unpacked_members, room)
 
 
 def room_to_unpack(task: Task) -> int:

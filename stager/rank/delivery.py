@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import NOTHING, REAL, list_of, row_of
@@ -84,15 +84,14 @@ def deliver(
         opened = _each(context, transfers, Transfer.open, OPENED)
         for one, of_item in zip(transfers, opened, strict=True):
             _refuse_stale(one, of_item)
-        for one, of_item in zip(transfers, opened, strict=True):
             one.lay_out(of_item)
         _each(context, transfers, Transfer.start, NOTHING)
         watch.enter(Phase.BROADCAST)
         for one, tell in zip(transfers, on_progress, strict=True):
             one.result = _broadcast(context, one, tell)
-        delivered = _judge_together(context, transfers, watch)
-        for one, found in zip(transfers, delivered, strict=True):
-            one.digest = found.digest
+        verdicts = _judge_together(context, transfers, watch)
+        for one, of_each in zip(transfers, verdicts, strict=True):
+            one.digest = _agreed_digest(one.task, of_each)
             if one.folder and not one.task.plan.is_sharded:
                 digests, first = one.folder.digests.digests, one.task.plan.senders[0]
                 memoryview(digests)[:] = context.channel.bcast_bytes(bytes(digests), first)
@@ -104,7 +103,7 @@ def deliver(
         watch.enter(Phase.PUBLISH)
         _each(context, transfers, _announce, NOTHING)
         published = _each(context, transfers, lambda one: one.sink.publish(one.digest), PUBLISHED)
-        return list(map(_completed, transfers, delivered, sealing, published))
+        return list(map(_delivered, transfers, verdicts, sealing, published))
 
 
 def _announce(one: Transfer) -> None:
@@ -135,22 +134,28 @@ def _each(
     return [list(of_item) for of_item in zip(*answers, strict=True)]
 
 
-def _completed(
-    one: Transfer, delivered: Delivered, sealing: Sequence[float], published: Sequence[Published]
+def _delivered(
+    transfer: Transfer,
+    verdicts: Sequence[_Verdict],
+    sealing: Sequence[float],
+    published: Sequence[Published],
 ) -> Delivered:
-    """Return what is told of an item, with how it was sealed and published on each rank."""
-    plan = one.task.plan
+    """Return what is told of an item, from what all ranks did in rank order."""
+    plan = transfer.task.plan
     first = published[plan.receivers[0]]
-    joint = joint_digest(each.digest for each in published) if plan.is_sharded else first.digest
-    return replace(
-        delivered,
-        digest=joint,
-        tree=_counts(plan, [each.tree for each in published if each.tree]),
+    readers = tuple(rank for rank, one in enumerate(verdicts) if one.bytes_read)
+    return Delivered(
+        digest=joint_digest(one.digest for one in published) if plan.is_sharded else first.digest,
+        readers=readers or plan.senders[:1],
+        source_bytes_read=sum(one.bytes_read for one in verdicts) if plan.from_source else 0,
+        peak_memory=max(one.peak_memory for one in verdicts),
+        tree=_counts(plan, [one.tree for one in published if one.tree]),
         note=first.note,
+        retries=sum(one.retries for one in verdicts),
         # A disk may take at the end of writing what it only seemed to have written.
         paces=tuple(
-            pace + Pace(pace.node, 0, seconds, seconds)
-            for pace, seconds in zip(delivered.paces, sealing, strict=True)
+            Pace(one.node, *one.wrote) + Pace(one.node, 0, seconds, seconds)
+            for one, seconds in zip(verdicts, sealing, strict=True)
         ),
     )
 
@@ -231,8 +236,8 @@ def _members(comm: MPI.Intracomm, plan: TransferPlan) -> Iterator[MPI.Intracomm 
 
 def _judge_together(
     context: Context, transfers: Sequence[Transfer], watch: Stopwatch
-) -> list[Delivered]:
-    """Find out whether all members have the bytes that were to be sent. Collective.
+) -> list[list[_Verdict]]:
+    """Return of each item the verdicts of all ranks. Collective.
 
     Raise StaleError if a source or a sender's copy is not what was surveyed, else RefusedError if
     a transfer failed: of a source that changed, a receiver may get what it cannot unpack.
@@ -241,26 +246,11 @@ def _judge_together(
     reading = sum(max(one.reading for one in of_item) for of_item in verdicts)
     writing = sum(max(one.wrote.held for one in of_item) for of_item in verdicts)
     watch.enter(Phase.FSYNC, {Phase.READ: reading, Phase.WRITE: writing})
-    every = list(zip(transfers, verdicts, strict=True))
-    for one, of_item in every:
+    for one, of_item in zip(transfers, verdicts, strict=True):
         _refuse_stale(one, of_item)
     if failures := [one.failure for of_item in verdicts for one in of_item if one.failure]:
         raise RefusedError(failures)
-    return [_delivered(one.task, of_item) for one, of_item in every]
-
-
-def _delivered(task: Task, verdicts: Sequence[_Verdict]) -> Delivered:
-    """Return what is told of an item by the verdicts of all ranks. Raise RefusedError."""
-    readers = tuple(rank for rank, verdict in enumerate(verdicts) if verdict.bytes_read)
-    read = sum(verdict.bytes_read for verdict in verdicts)
-    return Delivered(
-        digest=_agreed_digest(task, verdicts),
-        readers=readers or task.plan.senders[:1],
-        source_bytes_read=read if task.plan.from_source else 0,
-        peak_memory=max(verdict.peak_memory for verdict in verdicts),
-        retries=sum(verdict.retries for verdict in verdicts),
-        paces=tuple(Pace(one.node, *one.wrote) for one in verdicts),
-    )
+    return verdicts
 
 
 def _judge(one: Transfer) -> _Verdict:

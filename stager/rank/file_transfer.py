@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stager.base.codec import row_of
 from stager.base.errors import (
@@ -41,7 +41,6 @@ from stager.store.record import is_ours
 from stager.store.space import free_space
 from stager.store.validity import check_contents, own_lstat
 from stager.wire.layout import Layout
-from stager.wire.ring import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from stager.rank.decoder import Piped
     from stager.rank.plan import Task
     from stager.rank.tree_transfer import Folder
-    from stager.source.access import SourceReader
+    from stager.source.access import SourceReader, TreeReader
     from stager.store.record import Record
     from stager.wire.ring import Digester, Writer
     from stager.wire.transfer import Transferred
@@ -59,13 +58,6 @@ if TYPE_CHECKING:
 _WHILE_MADE = 4
 #: Seconds between two signs that an image is still being made into a file.
 _PERIOD = 2.0
-
-
-class CountingReader(Reader, Protocol):
-    """A Reader that counts the bytes that it has read, and the requests that it has repeated."""
-
-    bytes_read: int
-    retries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +106,7 @@ class Sender(_Side):
     """
 
     #: Set by `open` or `start`.
-    reader: CountingReader | None = None
+    reader: TreeReader | None = None
 
     def open(self) -> Opened:
         """Open what is read, once there is room.
@@ -440,8 +432,7 @@ class DecompressSink(FileSink):
 
         super().open()
         name, folder = self.task.item.source, self.task.cache.partial
-        with stage_errors(folder):
-            limits = limits_of(self.task)
+        limits = limits_of(self.task)
         take = partial(decompress, name=name, partial=self._partial, limits=limits)
         self.writer = self._decoder = Piped(take, name=name, folder=folder, verb="decompress")
         self.stack.callback(self._decoder.close)

@@ -317,10 +317,8 @@ class FolderSink(TreeSink):
         if self.task.item.options.decompress:
             from stager.rank.decoder import DecompressingTree, limits_of  # not for others
 
-            with stage_errors(self._tree.path):
-                limits = limits_of(self.task)
             target = self._decompressing = DecompressingTree(
-                self._tree, self._folder.listing, self.task.item.source, limits
+                self._tree, self._folder.listing, self.task.item.source, limits_of(self.task)
             )
             self.stack.callback(target.close)
         with target.writing():
@@ -389,8 +387,7 @@ class UnpackSink(TreeSink):
         task, name = self.task, self.task.item.source
         folder = self._begin(Listing.of([Row(b"", Kind.FOLDER)])).path
         is_spooled = is_zip(name)
-        with stage_errors(folder):
-            limits = limits_of(task, task.plan.size if is_spooled else 0)
+        limits = limits_of(task, task.plan.size if is_spooled else 0)
         take = partial(unpack, name=name, folder=os.fsencode(folder), limits=limits)
         if is_spooled:
             spool = Partial(task.cache, direct=task.settings.direct)
