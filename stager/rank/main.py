@@ -103,7 +103,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
     """Stage all items and return the outcome, equal on all ranks but for times. Collective."""
     stage_run = StageRun(context, watch)
 
-    def outcome(items: list[ItemReport], failures: list[Failure]) -> Outcome:
+    def end(items: list[ItemReport], failures: list[Failure]) -> Outcome:
         watch.enter(Phase.END)
         return Outcome(
             items, failures, watch.total, context.request.dry_run, watch.seconds,
@@ -123,13 +123,12 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             unpublished = _publish_together(context, publish_status, failures)
             if unpublished:
                 items, failures = [], [*unpublished, *failures]
-            code = outcome(items, failures).code
-            _note_figures(context, items, stage_run, code, watch.total)
-            _log_result(context, items, failures, watch.total, _slow(stage_run))
-            return outcome(items, failures)
+            outcome = end(items, failures)
+            _note_figures(context, outcome, stage_run.evictions)
     except RefusedError as refused:
-        _log_result(context, [], refused.failures, watch.total)
-        return outcome([], refused.failures)
+        outcome = end([], refused.failures)
+    _log_result(context, outcome)
+    return end(outcome.items, outcome.failures)  # with the time that this took
 
 
 def _with_hint(failure: Failure, space: Space) -> Failure:
@@ -347,43 +346,31 @@ def _publish_together(
     return []
 
 
-def _note_figures(
-    context: Context,
-    items: Sequence[ItemReport],
-    stage_run: StageRun,
-    code: int,
-    seconds: float,
-) -> None:
+def _note_figures(context: Context, outcome: Outcome, evictions: int) -> None:
     """Add this stage to the figures that this node keeps for the administrator."""
     request, node = context.request, context.node
     if request.job and not request.dry_run:
-        hits = sum(node.name in item.current for item in items)
-        misses = sum(node.name in item.received for item in items)
-        slow = sum(one.node == node.name for one in _slow(stage_run))
-        figures = hits, misses, stage_run.evictions, int(code != 0), seconds, slow
+        hits = sum(node.name in item.current for item in outcome.items)
+        misses = sum(node.name in item.received for item in outcome.items)
+        slow = sum(one.node == node.name for one in outcome.slow)
+        figures = hits, misses, evictions, int(outcome.code != 0), outcome.seconds, slow
         note_figures(node.uid, request.job, figures)
 
 
-def _log_result(
-    context: Context,
-    items: Sequence[ItemReport],
-    failures: Sequence[Failure],
-    seconds: float,
-    slow: Sequence[Slow] = (),
-) -> None:
+def _log_result(context: Context, outcome: Outcome) -> None:
     """Log how this stage ended, in one line, on this node."""
-    request, name = context.request, context.node.name
+    request, name, failures = context.request, context.node.name, outcome.failures
     if not request.log_user or request.dry_run:
         return
     from stager.base.log import log, result_line  # not for each stage that is only planned
 
-    moved = sum(_moved_size(item, context.comm.rank) for item in items if name in item.received)
-    told = [one.text for one in slow if one.node == name]
+    received = [item for item in outcome.items if name in item.received]
+    moved = sum(_moved_size(item, context.comm.rank) for item in received)
+    told = [one.text for one in outcome.slow if one.node == name]
     if request.failed_nodes:
         told.insert(0, f"went on without {listed(request.failed_nodes, most=_MOST_NAMED)}")
     why = f"{failures[0].node}: {failures[0].message}" if failures else "; ".join(told)
-    code = failures[0].code if failures else 0
-    log(result_line(request.job, request.log_user, moved, seconds, code, why))
+    log(result_line(request.job, request.log_user, moved, outcome.seconds, outcome.code, why))
 
 
 def _moved_size(item: ItemReport, rank: int) -> int:
