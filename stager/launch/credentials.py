@@ -149,16 +149,12 @@ def with_credentials(environment: Mapping[str, str], sources: Iterable[str]) -> 
     """
     schemes = {Scheme.of(source) for source in sources}
     found: dict[str, str] = {}
-    if Scheme.S3 in schemes:
-        found |= _from_aws(environment)
-    if Scheme.GS in schemes:
-        found |= _from_google(environment)
-    if Scheme.AZ in schemes:
-        found |= _from_azure(environment)
-    if Scheme.HF in schemes:
-        found |= _from_hub(environment)
-    if Scheme.DOCKER in schemes:
-        found |= _from_registries(environment)
+    for scheme, read in (
+        (Scheme.S3, _from_aws), (Scheme.GS, _from_google), (Scheme.AZ, _from_azure),
+        (Scheme.HF, _from_hub), (Scheme.DOCKER, _from_registries),
+    ):  # fmt: skip
+        if scheme in schemes:
+            found |= read(environment)
     if Scheme.HTTPS in schemes:
         return {**found, **environment, **_from_netrc(environment, sources)}
     return {**found, **environment}

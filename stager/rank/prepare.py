@@ -12,7 +12,6 @@ from stager.base.outcome import Evicted
 from stager.rank.agree import together
 from stager.rank.file_transfer import SIDES, FileSender, Sender, Sink, Transfer
 from stager.rank.plan import Form
-from stager.rank.survey import selection_of
 from stager.store.cache import look_for_cache
 from stager.store.space import Need, rooms
 
@@ -61,7 +60,7 @@ def _folder_transfer(context: Context, task: Task, listings: Listings) -> Transf
 
     def look() -> Listing:
         """Return the listing with the modes of copies."""
-        listing = listings.get(item.source, selection_of(item.options))
+        listing = listings.get(item.source, item.selection)
         assert listing is not None
         return listing.as_copied(item.options.share, task.source.group)
 

@@ -15,13 +15,8 @@ from typing import TYPE_CHECKING
 from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
 from stager.base.errors import SourceError, UsageError
 from stager.base.options import (
-    ITSELF,
-    FolderLayout,
     Lifetime,
-    Links,
     Mode,
-    Options,
-    Relocate,
     Share,
 )
 from stager.base.telemetry import Kind, doing
@@ -30,7 +25,7 @@ from stager.fs.files import copy_mode
 from stager.rank.agree import together
 from stager.request.items import check_options
 from stager.source.access import look_at
-from stager.source.facts import Listings, Selection, Source, SourceFacts
+from stager.source.facts import Listings, Source, SourceFacts
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.store.leases import note_uses
@@ -88,15 +83,6 @@ SOURCES = tuple_of(
 )
 
 
-def selection_of(options: Options) -> Selection:
-    """Return what an item stages of a folder."""
-    decompress = () if options.decompress == ITSELF else options.decompress
-    as_cache = options.layout is FolderLayout.HUB
-    follow = options.links is Links.FOLLOW
-    relocate = options.relocate is Relocate.AUTO and options.mode is Mode.COPY
-    return Selection(options.include, options.exclude, decompress, as_cache, follow, relocate)
-
-
 def look_at_sources(
     context: Context, items: Sequence[StageItem], listings: Listings
 ) -> tuple[Source, ...]:
@@ -140,7 +126,7 @@ def _missing(items: Iterable[StageItem], known: str = "") -> list[str]:
 
 def _look_at(request: StageRequest, item: StageItem, listings: Listings) -> Source:
     # What was staged for all users is used only by those who could read the source.
-    selection = selection_of(item.options)
+    selection = item.selection
     source = look_at(item.source, selection, listings, request.remote, to_be_read=item.shared)
     check_options(item, is_folder=source.is_tree)
     source = replace(source, unmatched=listings.unmatched(item.source, selection))

@@ -15,7 +15,7 @@ import xxhash
 
 from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
-from stager.base.options import FolderLayout, Links, Relocate
+from stager.base.options import Relocate
 from stager.base.outcome import Counts
 from stager.fs.files import stage_errors
 from stager.fs.partial_file import Partial
@@ -130,12 +130,8 @@ class TreeSender(Sender):
     def _open(self) -> TreeReader:
         task, stream = self.task, self._folder.stream
         if task.plan.from_source:
-            options = task.item.options
-            return open_tree(
-                task.item.source, task.source, stream, task.remote,
-                as_cache=options.layout is FolderLayout.HUB,
-                follow=options.links is Links.FOLLOW,
-            )  # fmt: skip
+            item = task.item
+            return open_tree(item.source, task.source, stream, task.remote, item.selection)
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}

@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.formats import archive_suffix, compressed_suffix
-from stager.base.options import DEFAULT_OPTIONS, ITSELF, FolderLayout, Links, Mode, Options
+from stager.base.options import (
+    DEFAULT_OPTIONS,
+    ITSELF,
+    FolderLayout,
+    Links,
+    Mode,
+    Options,
+    Relocate,
+)
 from stager.base.paths import SHARD_LIST
 from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
+from stager.source.facts import Selection
 from stager.source.schemes import Scheme, cache_name, name_of
 from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
@@ -98,6 +107,19 @@ class StageItem:
     def scheme(self) -> Scheme:
         """What kind of source it is."""
         return Scheme.of(self.source)
+
+    @property
+    def selection(self) -> Selection:
+        """What is staged of a folder."""
+        options = self.options
+        return Selection(
+            options.include,
+            options.exclude,
+            () if options.decompress == ITSELF else options.decompress,
+            as_cache=options.layout is FolderLayout.HUB,
+            follow=options.links is Links.FOLLOW,
+            relocate=options.relocate is Relocate.AUTO and options.mode is Mode.COPY,
+        )
 
     @property
     def shard_list(self) -> str:

@@ -105,23 +105,20 @@ def open_tree(
     source: Source,
     stream: Stream,
     settings: RemoteSettings,
-    *,
-    as_cache: bool = False,
-    follow: bool = False,
+    selection: Selection,
 ) -> TreeReader:
-    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read.
-
-    ``as_cache`` and ``follow`` are those of its `Selection`.
-    """
+    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read."""
     if not Scheme.of(path).is_url:
         from stager.tree.stream import StreamReader
 
         homes = {one.base: one.homes[0] for one in source.environments if one.comes_along}
-        return StreamReader(path, stream, source=source.facts.inode, follow=follow, homes=homes)
+        return StreamReader(
+            path, stream, source=source.facts.inode, follow=selection.follow, homes=homes
+        )
     if Scheme.of(path) is Scheme.HF:
         from stager.source.hub import open_model
 
-        return open_model(path, source, stream, settings, as_cache=as_cache)
+        return open_model(path, source, stream, settings, as_cache=selection.as_cache)
     from stager.source.prefix import open_prefix
 
     return open_prefix(path, stream, settings)

@@ -70,7 +70,7 @@ def opened(
     source: Source, listing: Listing, settings: RemoteSettings = SETTINGS
 ) -> tuple[Stream, TreeReader]:
     stream = Stream(listing, b"\1" * len(listing))
-    return stream, open_tree(URL, source, stream, settings)
+    return stream, open_tree(URL, source, stream, settings, EVERYTHING)
 
 
 def read(size: int, settings: RemoteSettings = SETTINGS) -> tuple[dict[str, bytes], TreeReader]:
@@ -160,7 +160,7 @@ def test_a_data_set_is_read_as_a_model_is(hub: Hub) -> None:
     hub.commit("datasets/org/set", {"train.parquet": b"rows"})
     source, listing = look("hf://datasets/org/set")
     stream = Stream(listing, b"\1" * len(listing))
-    reader = open_tree("hf://datasets/org/set", source, stream, SETTINGS)
+    reader = open_tree("hf://datasets/org/set", source, stream, SETTINGS, EVERYTHING)
     buffer = bytearray(4)
     reader.read_into(memoryview(buffer), 0)
     reader.close()
@@ -207,7 +207,7 @@ def test_what_has_no_organization_is_found(hub: Hub, url: str, old: str, new: st
     source, listing = look(url)
     stream = Stream(listing, b"\1" * len(listing))
     buffer = bytearray(4)
-    with closing(open_tree(url, source, stream, SETTINGS)) as reader:
+    with closing(open_tree(url, source, stream, SETTINGS, EVERYTHING)) as reader:
         reader.read_into(memoryview(buffer), 0)
     assert buffer == b"rows"
 
@@ -379,7 +379,7 @@ def test_a_model_can_be_laid_out_as_in_the_hubs_own_cache(hub: Hub) -> None:
         "", "blobs", "refs", "snapshots", above, f"{above}/below"
     ]  # fmt: skip
     stream = Stream(listing, b"\1" * len(listing))
-    reader = open_tree(URL, source, stream, SETTINGS, as_cache=True)
+    reader = open_tree(URL, source, stream, SETTINGS, Selection(as_cache=True))
     buffer = memoryview(bytearray(stream.size))
     for offset in range(0, stream.size, 30_000):
         reader.read_into(buffer[offset : offset + 30_000], offset)
