@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.text import columns
 from stager.cli.complete import directives
 from stager.cli.options import (
     OPTIONS_TABLE,
@@ -22,13 +21,11 @@ from stager.cli.options import (
 )
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
-from stager.cli.terminal import Blocks, complain, ignore, print_json, say, width
+from stager.cli.terminal import complain, ignore, print_json, say
 from stager.request.items import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from stager.base.outcome import Outcome
 
 
 @click.command(epilog=epilog(OPTIONS_TABLE))
@@ -142,13 +139,5 @@ def stage_values(
     else:
         print_outcome(outcome, say, complain)
         if verbose:
-            _say_times(outcome)
+            say(phase_line(outcome))
     return outcome.code
-
-
-def _say_times(outcome: Outcome) -> None:
-    """Print where the time went, on a terminal also as bars."""
-    say(phase_line(outcome))
-    bars = Blocks.of(sys.stdout).scale(outcome.phases, width() - columns("stage: "))
-    if bars:
-        say(bars)

@@ -223,18 +223,6 @@ def test_by_file_a_bar_fits_the_terminal(copies: Desk) -> None:
     assert (terminal.shown()[:-1], ESCAPE in terminal.written) == (screens[80][:-1], False)
 
 
-@pytest.mark.parametrize("width", [80, 40])
-def test_where_the_time_went_is_drawn_on_the_terminal(job: Desk, width: int) -> None:
-    line = [*STAGECTL, "stage", "--config", str(job.config), "--verbose"]
-    line += [f"{job.source}:{job.folder}/nvme/img"]
-    with Terminal(line, job.folder, width, variables=JOB, act=_alone) as terminal:
-        assert terminal.end() == 0
-    *_, figures, bars = terminal.written.splitlines()
-    assert re.search(r"^stage: \d+\.\d\d s: launch \d\.\d\d, .*; longest: ", figures)
-    assert len(bars) <= width
-    assert re.fullmatch("stage:(?: (?:MPI init|[a-z]+) [▏▎▍▌▋▊▉█]+){2,}", bars)
-
-
 def test_a_copy_that_is_not_ready_is_coloured(copies: Desk) -> None:
     copies.source.write_bytes(b"changed")
     with Terminal(status(copies), copies.folder, 200) as terminal:
