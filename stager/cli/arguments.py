@@ -1,4 +1,4 @@
-"""Read what users give to several commands: paths, batch scripts, ``--user NAME``."""
+"""Read what commands are given besides their options: a batch script, the user of ``--user``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Look for the sources of directives on this node, before a job looks for them on its own.
+"""``stagectl check``: check batch scripts and directives before they are submitted.
 
-``stagectl check``: check batch scripts and directives before they are submitted.
-
-sbatch runs it at every submission, so it imports little.
+Sources are looked for on this node, before a job looks for them on its own. sbatch runs it at every
+submission, so it imports little.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _ANSWER = struct.Struct("!H?")
 
 
 def contents() -> Callable[[str], str]:
-    """Return what reads files as `url_file.content`, but for `_LIMIT` in all; then OSError."""
+    """Return what reads files as `credentials.content`, but for `_LIMIT` in all; then OSError."""
     deadline = time.monotonic() + _LIMIT
 
     def read(path: str) -> str:

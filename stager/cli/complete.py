@@ -1,14 +1,10 @@
-"""Find what may stand for a value that a user types: a node, a copy, a directive, a file.
-
-click calls these functions for the options and arguments that name one as ``shell_complete``, with
-the start of a word; they return whole words. What ends in ``/``, ``:`` or ``=`` is only the
-beginning of one. What goes wrong is told nobody (`stager.cli.complete`).
-
-Answer a shell in which a user presses Tab.
+"""Answer a shell in which a user presses Tab.
 
 ``_STAGECTL_COMPLETE=bash_source stagectl`` prints a script for bash, also for zsh and fish. It has
 the shell call stagectl with that variable in its environment. click then finds out what is to be
-completed: a command, an option, or a value (`stager.cli.complete`).
+completed, and calls the functions here for the options and arguments that name one as
+``shell_complete``, with the start of a word. They return whole words; what ends in ``/``, ``:`` or
+``=`` is only the beginning of one. What goes wrong is told nobody.
 """
 
 from __future__ import annotations

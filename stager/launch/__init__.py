@@ -1,7 +1,7 @@
 """Which nodes are meant, and how are ranks started on them?
 
-`job` finds the nodes of a job of Slurm, `choose` all others. Each launcher is a module with a pure
-function that returns its argument list: `srun` in a job, `mpiexec` on one machine, and `openmpi`,
-`hydra` and `flux` without Slurm. `run` starts the ranks by one of these lists, `gather` asks nodes
-for an answer.
+`targets` runs a request on nodes: `job` finds those of a Slurm job, `schedulers` all others. Each
+launcher has a pure function that returns its argument list: `srun` in a job, `mpiexec` and
+`schedulers` without Slurm. `run` starts the ranks by one of these lists. `nodes` asks nodes for an
+answer.
 """

@@ -1,14 +1,9 @@
-"""Read URLs with a secret in them from files of the user's own: a source is written ``@FILE``.
+"""What opens the stores of a request: secrets of URLs, and credentials as vendors keep them.
 
-So no option, argument list or job's description has the secret. It stays apart from the URL from
-here on; see `source.endpoints`.
-
-Find a user's credentials for stores where the vendors' tools look: the environment, then files.
-
-The files are read by the user's own process on the first node. What is found reaches the ranks by
-their environment; see `environment`.
-
-Find what opens the stores that a request reads.
+A source ``@FILE`` is a URL in a file of the user's own, so no option, argument list or job's
+description has its secret. Other credentials are found where the vendors' tools look: in the
+environment, then in files. All files are read by the user's own process on the first node, and
+what is found reaches the ranks by their environment (`launch.environment`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Find Slurm's commands: beside the srun that stage.toml names, else in the system's folders.
-
-Find the nodes of a job, their states and their names.
+"""Ask Slurm: which nodes a job has, in which states they are; and change a job or its steps.
 
 All of it comes from Slurm: from the job's environment, by pyslurm where it is installed, or by
-scontrol, squeue and sinfo, which are found as `launch.job` says: ``srun`` is that of
-stage.toml. There is no default of "this host".
-
-Write how a job's stage ended into the job's comment, which is seen from outside of the job.
+scontrol, squeue and sinfo, which are looked for beside the ``srun`` that stage.toml names, else in
+the system's folders. There is no default of "this host". How a stage ended is written into the
+job's comment, which is seen from outside of the job.
 """
 
 from __future__ import annotations

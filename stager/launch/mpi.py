@@ -1,9 +1,8 @@
-"""Choose the library that authenticates the connections between ranks (``prolog/peers``).
+"""Which of Slurm's MPI plugins and which library do ranks load, by what is installed here?
 
-Choose Slurm's MPI plugin, and the MPI library that it can start, by what is installed here.
-
-`settle` looks for both in files alone: a job of one second would feel ``srun --mpi=list``, which is
-asked only where Slurm's plugins are not found. `choose_plugin` and `choose_abi` decide. Pure.
+`settle` looks in files alone: a job of one second would feel ``srun --mpi=list``, which is asked
+only where Slurm's plugins are not found. `library_for` says which library authenticates the
+connections between ranks (``prolog/peers``).
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Start the ranks of a stage by Open MPI's mpiexec, which reaches other hosts by ssh. Pure.
+"""How does mpiexec start ranks, on hosts without Slurm and on simulated nodes of this machine?
 
-Start the ranks of a stage by Hydra, the mpiexec of MPICH and its kin. Pure.
-
-Start ranks on this machine by mpiexec, one for each simulated node.
-
-Find the mpiexec that starts ranks on hosts without Slurm, and which MPI it belongs to.
-
-Build what starts ranks on hosts without Slurm: argument list, environment, hostfile.
+`launch_by_mpiexec` and `launch_by_flux` build argument list, environment and hostfile; which MPI
+an mpiexec is of, Open MPI or MPICH and its kin (Hydra), it says itself.
 """
 
 from __future__ import annotations

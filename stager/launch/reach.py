@@ -1,12 +1,9 @@
 """Ask hosts over ssh until all answer: mpiexec would fail, or wait for ever, if one does not.
 
 Each is asked whether it has the Python of the ranks. A host that refuses for a reason that time
-does not mend ends the wait.
-
-Let mpiexec reach hosts by the connections over which they were asked (`reach`).
-
-To open a connection costs ssh more time than all that it does then. It keeps one open for other
-processes that name the same socket (ControlMaster in ssh_config(5)).
+does not mend ends the wait. To open a connection costs ssh more time than all that it does then, so
+mpiexec uses those over which hosts were asked: ssh keeps one open for other processes that name the
+same socket (ControlMaster in ssh_config(5)).
 """
 
 from __future__ import annotations
