@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stager.base.errors import Failure, LaunchError, StageError, UsageError
+from stager.base.errors import Failure, LaunchError, UsageError
 from stager.base.rules import byte_size
 from stager.base.text import bytes_range, bytes_text, listed, printable
 from stager.base.users import name_or_uid
@@ -29,7 +29,7 @@ from stager.launch import job
 from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
 from stager.request.names import absolute
-from stager.store.cache import look_for_cache
+from stager.store.cache import caches_in
 from stager.store.locks import Locks
 from stager.store.verify import NODE
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from stager.cli.options import NodeOptions
     from stager.launch.nodes import Answer
-    from stager.request.policy import Policy
-    from stager.store.cache import Cache
 
 #: Copies that are named one by one.
 _MOST_NAMED = 20
@@ -359,7 +357,7 @@ def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
     if where.is_given or not job.is_later_task(os.environ):
         return False
     paths = [absolute(path) for path in destinations]
-    caches = list(_caches(where.rules()))
+    caches = [*caches_in(where.rules().roots, os.getuid())]
     last_work = time.monotonic()
     with ExitStack() as stack:
         locks = [stack.enter_context(closing(Locks(cache))) for cache in caches]
@@ -370,12 +368,6 @@ def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
                 return False
             time.sleep(_PAUSE)
     return True
-
-
-def _caches(rules: Policy) -> Iterator[Cache]:
-    for root in rules.roots:
-        with suppress(StageError):  # this user never staged anything there
-            yield look_for_cache(root, os.getuid())
 
 
 def _seconds(text: str) -> int:

@@ -34,7 +34,7 @@ from stager.base.users import name_or_uid
 from stager.fs.files import as_stage_error
 from stager.node.as_user import groups_of
 from stager.store import removal, space
-from stager.store.cache import RECORD_LIMIT, Cache, look_for_cache
+from stager.store.cache import RECORD_LIMIT, Cache, caches_in
 from stager.store.locks import Locks
 from stager.store.removal import finish
 from stager.store.states import NodeStatus, node_status
@@ -564,13 +564,6 @@ def _held_text(held: Sequence[Candidate]) -> str:
 def _caches(command: Where, disk: str) -> tuple[list[Cache], list[Cache]]:
     """Return the caches of this user, and the shared ones that this user may only read."""
     uid, owner = os.getuid(), command.shared_owner
-    own: list[Cache] = []
-    of_site: list[Cache] = []
-    for root in command.roots:
-        with suppress(StageError):  # this user never staged anything there
-            own.append(look_for_cache(f"{disk}{root}", uid, disk=disk))
-    for root in command.shared_roots:
-        with suppress(StageError):
-            shared = look_for_cache(f"{disk}{root}", owner, shared=True, disk=disk)
-            (own if uid == owner else of_site).append(shared)
-    return own, of_site
+    own = [*caches_in(command.roots, uid, disk=disk)]
+    shared = [*caches_in(command.shared_roots, owner, shared=True, disk=disk)]
+    return ([*own, *shared], []) if uid == owner else (own, shared)

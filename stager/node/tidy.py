@@ -21,7 +21,7 @@ from stager.base.errors import StageError
 from stager.base.options import Lifetime
 from stager.base.rules import read_rules
 from stager.store import removal, space
-from stager.store.cache import Cache, look_for_cache
+from stager.store.cache import Cache, caches_in
 from stager.store.leases import figures_of, remove_files, uses_of
 from stager.store.locks import Locks
 from stager.store.parents import remove_parents
@@ -89,11 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 def _caches(rules: Rules) -> Iterator[tuple[str, Cache]]:
     uid = os.getuid()
     for root in rules.roots:
-        with suppress(StageError):  # this user has staged nothing there
-            yield root, look_for_cache(root, uid)
+        yield from ((root, cache) for cache in caches_in([root], uid))
     for root in rules.shared_roots if uid == rules.shared_owner else ():
-        with suppress(StageError):
-            yield root, look_for_cache(root, uid, shared=True)
+        yield from ((root, cache) for cache in caches_in([root], uid, shared=True))
 
 
 def _clean_up(cache: Cache, destinations: Collection[str]) -> int:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import row_of
-from stager.base.errors import StageError
 from stager.base.options import Mode
 from stager.base.outcome import Evicted
 from stager.rank.agree import together
 from stager.rank.file_transfer import SIDES, FileSender, Sender, Sink, Transfer
 from stager.rank.plan import Form
-from stager.store.cache import look_for_cache
+from stager.store.cache import caches_in
 from stager.store.space import Need, rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from stager.rank.agree import Context, Node
+    from stager.rank.agree import Context
     from stager.rank.plan import Task
     from stager.source.facts import Listings
     from stager.store.cache import Cache
@@ -130,7 +128,7 @@ def make_room(
     def plan() -> list[Evicted]:
         request, node = context.request, context.node
         lasting = [root for root in request.space.roots if root not in request.space.of_job]
-        others = [cache for root in lasting for cache in _look_for(root, node)]
+        others = caches_in(lasting, node.uid, disk=node.disk)
         plans.extend(rooms(needs, wanted, request.space, others))
         return [
             Evicted(node.name, one.record.destination, one.size)
@@ -176,9 +174,3 @@ def _need(task: Task, need: int, whole: int) -> Need:
     is_estimate = task.item.options.is_unpacked or task.form is Form.IMAGE
     item = task.item
     return Need(item.root, task.cache, item.destination, need, whole, is_estimate)
-
-
-def _look_for(root: str, node: Node) -> Iterator[Cache]:
-    """Yield the user's cache beneath ``root``, if there is one."""
-    with suppress(StageError):
-        yield look_for_cache(node.path(root), node.uid, disk=node.disk)

@@ -55,7 +55,7 @@ from stager.store.leases import jobs_are_known, jobs_using
 from stager.store.record import Record, TornError, is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 #: Bytes of a record: some 600 and two paths. A larger file is not a record.
 RECORD_LIMIT = 64 * 1024
@@ -362,6 +362,15 @@ def look_for_cache(root: str, uid: int, *, shared: bool = False, disk: str = "")
     _check_folder(_parent(root), (0, uid), root)
     _check_folder(_folder(root, uid), (uid,), root)
     return Cache(_folder(root, uid), shared, disk)
+
+
+def caches_in(
+    roots: Iterable[str], uid: int, *, shared: bool = False, disk: str = ""
+) -> Iterator[Cache]:
+    """Yield the cache of user ``uid`` beneath each of the ``roots`` that has one."""
+    for root in roots:
+        with suppress(StageError):  # this user never staged anything there
+            yield look_for_cache(f"{disk}{root}", uid, shared=shared, disk=disk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stager.base.child import NO_GROUP, answer_as
 from stager.base.codec import codec_of
-from stager.base.errors import StageError
 from stager.base.memory import room_in_memory
 from stager.base.mounts import stranger_at
 from stager.base.users import users_of
 from stager.fs.files import facts_beneath, opened
 from stager.source.posix import version_of
 from stager.source.schemes import Scheme
-from stager.store.cache import Cache, look_for_cache
+from stager.store.cache import Cache, caches_in
 from stager.store.leases import jobs_using
 from stager.store.record import is_ours
 
@@ -149,10 +148,7 @@ def node_status(
         if owner and os.getuid() == 0:
             _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
             continue
-        with suppress(StageError):  # this user never staged anything there
-            cache = look_for_cache(
-                f"{disk}{root}", owner or os.getuid(), shared=bool(owner), disk=disk
-            )
+        for cache in caches_in([root], owner or os.getuid(), shared=bool(owner), disk=disk):
             jobs = _jobs_using(None if owner else cache.uid, cache.root)
             _add(status, _read_cache(cache, jobs, sources))
     if everyone and os.getuid() == 0:
@@ -221,11 +217,9 @@ def _as_owner(
 
     def tell(output: int) -> None:
         status = NodeStatus()
-        for root in roots:
-            with suppress(StageError):
-                cache = look_for_cache(f"{disk}{root}", uid, shared=shared, disk=disk)
-                jobs = _jobs_using(None if shared else uid, cache.root)
-                _add(status, _read_cache(cache, jobs, None))
+        for cache in caches_in(roots, uid, shared=shared, disk=disk):
+            jobs = _jobs_using(None if shared else uid, cache.root)
+            _add(status, _read_cache(cache, jobs, None))
         with open(output, "wb") as file:
             file.write(json.dumps(codec_of(NodeStatus).to_data(status)).encode())
 
