@@ -179,15 +179,15 @@ _NOTE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def hold_line(line: str, root: str, uid: int, *, by_user: bool) -> Iterator[Callable[[int], None]]:
     """Keep the others of the ``line`` here waiting. Yield what tells them the exit code.
 
-    ``root`` is a cache root, ``by_user`` is for `open_cache`. Where no file can be made there, as
+    ``root`` is a cache root, ``by_user`` is for `RootFacts`. Where no file can be made there, as
     on a full disk, they are told nothing: that is no reason not to stage.
     """
-    from stager.store.cache import open_cache  # needed without Slurm only
+    from stager.store.cache import RootFacts, open_cache  # needed without Slurm only
 
     is_held = False
     with closing(StepStatus(uid, _folder(root, uid))) as status:
         with suppress(StageError):
-            open_cache(root, uid, by_user=by_user)
+            open_cache(root, uid, of_root=RootFacts(by_user=by_user))
             with stage_errors(_folder(root, uid)), suppress(FileExistsError):
                 os.mkdir(_folder(root, uid), 0o700)
             status.hold(line, _boot())

@@ -133,12 +133,11 @@ def _measure_disks(context: Context, item: StageItem) -> list[tuple[float, float
     """Return each node's seconds to write, and to read past the page cache. Collective."""
     node, request = context.node, context.request
     opened: list[Cache] = []
-    by_user = bool(request.hosts)
     root = node.path(item.root)
-    of_root = RootFacts(item.root in request.space.private)
+    of_root = RootFacts(item.root in request.space.private, by_user=bool(request.hosts))
 
     def open_here() -> None:
-        opened.append(open_cache(root, node.uid, by_user=by_user, of_root=of_root, disk=node.disk))
+        opened.append(open_cache(root, node.uid, of_root=of_root, disk=node.disk))
 
     together(context, open_here)
     size, space, folder = request.bench, request.space, opened[0].folder

@@ -220,9 +220,10 @@ class Surveyor:
                     node.path(item.root),
                     request.shared_owner if item.shared else node.uid,
                     shared=item.shared,
-                    by_user=bool(request.hosts),
                     of_root=RootFacts(
-                        item.root in request.space.private, request.space.hints.get(item.root, "")
+                        item.root in request.space.private,
+                        request.space.hints.get(item.root, ""),
+                        by_user=bool(request.hosts),
                     ),
                     disk=node.disk,
                 )

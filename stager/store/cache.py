@@ -378,11 +378,18 @@ class RootFacts:
     """What the site says of a cache root.
 
     A ``private`` one is there for a job or a user alone, and root's part makes nothing there. The
-    ``hint`` is how a job asks for it.
+    ``hint`` is how a job asks for it. Where root's part does not run, the user makes the folders of
+    other ones, too, if they are to be made ``by_user``.
     """
 
     private: bool = False
     hint: str = ""
+    by_user: bool = False
+
+    @property
+    def is_made_by_user(self) -> bool:
+        """Whether the user makes the folders there."""
+        return self.private or (self.by_user and not jobs_are_known())
 
 
 _FIXED = RootFacts()
@@ -393,16 +400,15 @@ def open_cache(
     uid: int,
     *,
     shared: bool = False,
-    by_user: bool = False,
     of_root: RootFacts = _FIXED,
     disk: str = "",
 ) -> Cache:
     """Return the cache that `look_for_cache` returns, ready for writing.
 
-    Make it first if the user owns ``root`` or it is private; elsewhere root has made it, or where
-    root's part does not run, the user does, if it is to be made ``by_user``. Then make the folders
-    in it, and remove the partial files of writers that have ended. A ``shared`` cache is written by
-    ``uid`` alone; all others get it as it is, empty if nothing was ever staged there.
+    Make it first if the user owns ``root``, or makes the folders there; elsewhere root has made it.
+    Then make the folders in it, and remove the partial files of writers that have ended. A
+    ``shared`` cache is written by ``uid`` alone; all others get it as it is, empty if nothing was
+    ever staged there.
     """
     if shared and uid != os.getuid():
         _check_mounter(root)
@@ -410,7 +416,7 @@ def open_cache(
             return Cache(_folder(root, uid), True, disk)
         return look_for_cache(root, uid, shared=True, disk=disk)
     mode = 0o755 if shared else 0o700
-    if of_root.private or (by_user and not jobs_are_known()):
+    if of_root.is_made_by_user:
         _make_by_user(root, uid, mode, of_root)
     facts = _facts_of(root, uid, of_root)
     if facts.st_uid == uid:
@@ -478,7 +484,6 @@ def plan_cache(
     uid: int,
     *,
     shared: bool = False,
-    by_user: bool = False,
     of_root: RootFacts = _FIXED,
     disk: str = "",
 ) -> Cache:
@@ -491,8 +496,7 @@ def plan_cache(
         return look_for_cache(root, uid, shared=shared, disk=disk)
     except DestinationError:
         above = existing_folder_above(_parent(root))
-        makes = of_root.private or (by_user and not jobs_are_known())
-        may = makes and os.access(above, os.W_OK | os.X_OK)
+        may = of_root.is_made_by_user and os.access(above, os.W_OK | os.X_OK)
         if os.path.lexists(_parent(root)) or not (may or os.stat(above).st_uid == uid):
             raise
         check_disk(above)

@@ -20,7 +20,14 @@ from stager.base.errors import DestinationError, SpaceError, StageError
 from stager.fs.files import CopyFacts, remove_tree
 from stager.fs.partial_file import Partial, make_partial_folder
 from stager.node.folders import make_folder
-from stager.store.cache import Cache, check_inodes, look_for_cache, open_cache, plan_cache
+from stager.store.cache import (
+    Cache,
+    RootFacts,
+    check_inodes,
+    look_for_cache,
+    open_cache,
+    plan_cache,
+)
 from stager.store.locks import Locks
 from stager.store.record import VERSION, Record, TreeFacts
 from tests.support.disks import NEW, OLD, fill_up, modes_beneath, partial_names, write
@@ -903,7 +910,7 @@ def test_a_disk_without_inodes_for_all_files_is_a_space_error(cache: Cache, disk
 
 
 def _by_user(opener: Callable[..., Cache], root: Path, uid: int = KNOWN) -> Cache:
-    return as_user(uid, lambda: opener(str(root), uid, by_user=True))
+    return as_user(uid, lambda: opener(str(root), uid, of_root=RootFacts(by_user=True)))
 
 
 @pytest.fixture
