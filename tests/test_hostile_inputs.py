@@ -27,16 +27,7 @@ from stager.cli.progress import Progress
 from stager.launch.health import Pulses
 from stager.launch.nodes import Mailbox, frames
 from stager.launch.run import run
-from stager.node.agent import (
-    Done,
-    Enough,
-    Evict,
-    NodeResult,
-    Refused,
-    Stays,
-    command_of,
-    text_of,
-)
+from stager.node.agent import Done, Enough, Evict, NodeResult, Refused, Stays, command_of, text_of
 from stager.store.leases import uses_of
 from stager.store.record import Record
 from stager.store.states import DiskRoom, Entry, NodeStatus, Unread

@@ -92,9 +92,7 @@ class NodeOptions:
 
     def rules(self) -> Policy:
         """Return the site's policy for the job that is meant. Raise PolicyRefusal."""
-        from stager.request.policy import (
-            load_here,  # neither the help nor completion needs pydantic
-        )
+        from stager.request.policy import load_here
 
         simulated, environment = self.local_root is not None, dict(os.environ)
         rules = load_here(self.config, environment, simulated=simulated)

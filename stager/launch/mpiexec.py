@@ -147,7 +147,7 @@ def mpiexec_argv(count: int) -> list[str]:
 
 
 def simulated_names(count: int) -> list[str]:
-    """Return the names by which the ranks of so many simulated nodes report (`rank.main`)."""
+    """Return the names by which the ranks of so many simulated nodes report (`rank.program`)."""
     return [f"node{number + 1}" for number in range(count)]
 
 

@@ -120,7 +120,7 @@ class Patience:
     """Seconds for the launcher: to end by itself when the ranks are done, and when one has crashed;
     and to end its tasks when it is told to.
 
-    The ranks have 10 s for the end of MPI (`rank.main`), and srun waits 15 s for the last
+    The ranks have 10 s for the end of MPI (`rank.program`), and srun waits 15 s for the last
     (`srun_argv`).
     """
 

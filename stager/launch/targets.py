@@ -40,13 +40,7 @@ from stager.launch.srun import HELLO_RANKS, hello_argv, srun_argv
 from stager.launch.tolerate import run_tolerantly, tolerated
 from stager.request.grammar import parse_value
 from stager.request.items import StageRequest, Work
-from stager.request.names import (
-    Names,
-    absolute,
-    current_folder,
-    letters_at_submission,
-    letters_of,
-)
+from stager.request.names import Names, absolute, current_folder, letters_at_submission, letters_of
 from stager.request.resolve import build_request, resolve
 
 if TYPE_CHECKING:

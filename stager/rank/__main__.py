@@ -1,4 +1,4 @@
-"""Start a rank: initialise MPI, run `rank.main`, finalise MPI, end the process.
+"""Start a rank: initialise MPI, run `rank.program`, finalise MPI, end the process.
 
 ``python -m stager.rank`` stands in for mpi4py's own runner, ``python -m mpi4py -m …``. Like that,
 it ends all ranks when one raises an exception, because the others would wait for it for ever.
@@ -48,7 +48,7 @@ def main() -> None:
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     try:
         # Imported after MPI_Init: the import takes a while, and MPI_Init waits for all ranks.
-        from stager.rank import main as program
+        from stager.rank import program as program
 
         gc.freeze()
         gc.enable()

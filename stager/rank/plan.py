@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from stager.fs.files import CopyFacts
     from stager.rank.agree import Node
     from stager.request.items import Space, StageItem
+    from stager.source.description import Source
     from stager.source.endpoints import RemoteSettings
-    from stager.source.facts import Source
     from stager.store.cache import Cache
     from stager.store.tree_validity import Standing
     from stager.store.validity import Survey

@@ -14,29 +14,18 @@ from typing import TYPE_CHECKING
 
 from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
 from stager.base.errors import SourceError, UsageError
-from stager.base.options import (
-    Lifetime,
-    Mode,
-    Share,
-)
+from stager.base.options import Lifetime, Mode, Share
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
 from stager.fs.files import copy_mode
 from stager.rank.agree import together
 from stager.request.items import check_options
 from stager.source.access import look_at
-from stager.source.facts import Listings, Source, SourceFacts
+from stager.source.description import Listings, Source, SourceFacts
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.store.leases import note_uses
-from stager.store.validity import (
-    Survey,
-    check_apart,
-    open_to,
-    other_source,
-    survey,
-    survey_shared,
-)
+from stager.store.validity import Survey, check_apart, open_to, other_source, survey, survey_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

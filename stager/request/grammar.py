@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import (
-    DEFAULT_OPTIONS,
-    ITSELF,
-    OPTION_TYPES,
-    Options,
-)
+from stager.base.options import DEFAULT_OPTIONS, ITSELF, OPTION_TYPES, Options
 from stager.base.text import printable
 from stager.request.lexer import (
     BLANKS,

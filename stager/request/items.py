@@ -24,8 +24,8 @@ from stager.base.options import (
     Relocate,
 )
 from stager.base.paths import SHARD_LIST
+from stager.source.description import Selection
 from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
-from stager.source.facts import Selection
 from stager.source.schemes import Scheme, cache_name, name_of
 from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.base.extents import Extent
+    from stager.source.description import Listings, Selection, Source
     from stager.source.endpoints import RemoteSettings
-    from stager.source.facts import Listings, Selection, Source
     from stager.tree.stream import Stream
 
 

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from http.client import HTTPMessage, HTTPResponse
 
+    from stager.source.description import Listings, Selection, Source
     from stager.source.endpoints import RemoteSettings
-    from stager.source.facts import Listings, Selection, Source
     from stager.source.prefix import Objects
     from stager.tree.patterns import Patterns
     from stager.tree.stream import Stream

@@ -21,7 +21,7 @@ from stager.base.paths import pattern_hint
 from stager.base.telemetry import Kind, doing
 from stager.fs.files import kind_of, opened
 from stager.fs.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
-from stager.source.facts import EVERYTHING, Listings, Selection, Source, SourceFacts
+from stager.source.description import EVERYTHING, Listings, Selection, Source, SourceFacts
 
 if TYPE_CHECKING:
     from stager.tree.listing import Listing

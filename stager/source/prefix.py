@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from stager.base.errors import SourceError
-from stager.source.facts import Listings, Selection, Source, SourceFacts
+from stager.source.description import Listings, Selection, Source, SourceFacts
 from stager.source.remote import MODE, Store, Version
 from stager.tree.listing import Kind, Listing, Row, text_of
 

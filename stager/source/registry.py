@@ -18,8 +18,8 @@ from stager.base.errors import SourceError
 from stager.base.telemetry import Kind, doing
 from stager.base.text import printable
 from stager.fs.files import as_stage_error, remove_tree
+from stager.source.description import Source, SourceFacts
 from stager.source.endpoints import AUTH_FILE
-from stager.source.facts import Source, SourceFacts
 from stager.source.image_name import ImageName, is_digest
 from stager.source.image_tree import complete, config_of
 from stager.source.retry import Patience, RefusedError

@@ -27,8 +27,8 @@ from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.base.telemetry import Kind, count, doing
 from stager.base.text import printable, showable
+from stager.source.description import Source, SourceFacts
 from stager.source.endpoints import ASKED_FOR_KEYS, GOOGLE, Secret, secrets_of
-from stager.source.facts import Source, SourceFacts
 from stager.source.retry import (
     NOWHERE,
     TO_STORE,

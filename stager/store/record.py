@@ -19,7 +19,7 @@ import xxhash
 from stager.base.codec import Count, Short, codec_of
 from stager.base.options import Lifetime, Share
 from stager.fs.files import CopyFacts
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 
 #: Version of the record's shape; a record of another version counts as absent.
 VERSION = 7

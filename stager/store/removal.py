@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stager.base.options import Lifetime
 from stager.fs.files import facts_beneath, opened_beneath, stage_errors
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 from stager.store.parents import remove_parents
 from stager.store.record import is_ours
 from stager.tree.table import Table

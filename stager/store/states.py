@@ -29,7 +29,7 @@ from stager.store.record import is_ours
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from stager.source.facts import SourceFacts
+    from stager.source.description import SourceFacts
     from stager.store.record import Record
 
 #: Seconds for a look at the copies of one other user, and of all others together.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from stager.request.items import StageItem
-    from stager.source.facts import Source
+    from stager.source.description import Source
     from stager.store.cache import Cache
     from stager.store.record import Record, TreeFacts
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stager.request.items import StageItem
-    from stager.source.facts import Source, SourceFacts
+    from stager.source.description import Source, SourceFacts
     from stager.store.cache import Cache
     from stager.store.record import Record
 

@@ -21,7 +21,7 @@ from stager.fs.partial_file import Partial
 from stager.fs.reader import FileReader
 from stager.node.job_state import wait_for_line
 from stager.rank.agree import RefusedError, together
-from stager.rank.main import line_status
+from stager.rank.program import line_status
 from stager.request.items import Space, Waiting, Work
 from stager.store.cache import Cache, open_cache
 from stager.store.space import FreeSpace

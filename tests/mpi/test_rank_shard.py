@@ -16,7 +16,7 @@ from stager.base.options import Mode, Validate, Verify
 from stager.base.outcome import Counts
 from stager.base.telemetry import Phase, Stopwatch
 from stager.rank.agree import Context
-from stager.rank.main import run
+from stager.rank.program import run
 from stager.request.items import Waiting, Work
 from stager.tree.listing import Kind
 from stager.tree.stream import StreamReader

@@ -19,8 +19,8 @@ from stager.rank.plan import (
     settings_to_send,
 )
 from stager.request.items import StageItem
+from stager.source.description import Source, SourceFacts
 from stager.source.endpoints import DEFAULT_REMOTE
-from stager.source.facts import Source, SourceFacts
 from stager.store.validity import Reason, Survey
 from stager.wire.layout import Settings
 

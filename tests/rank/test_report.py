@@ -15,7 +15,7 @@ from stager.base.outcome import Counts, ItemReport, Note, NoteKind
 from stager.rank.plan import TransferPlan
 from stager.rank.report import Delivered, Progress, item_report
 from stager.request.items import StageItem
-from stager.source.facts import Source, SourceFacts
+from stager.source.description import Source, SourceFacts
 from stager.store.validity import Reason, Survey
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from stager.fs.files import CopyFacts
 from stager.rank.agree import Node
 from stager.rank.plan import Task, TransferPlan
 from stager.request.items import Space, StageItem
+from stager.source.description import Source, SourceFacts
 from stager.source.endpoints import DEFAULT_REMOTE
-from stager.source.facts import Source, SourceFacts
 from stager.store.cache import Cache, open_cache
 from stager.store.record import TreeFacts
 from stager.wire.layout import Settings

@@ -18,8 +18,8 @@ from stager.rank.file_transfer import check_unwritten
 from stager.rank.plan import Task
 from stager.rank.tree_transfer import TreeSink
 from stager.request.items import Space, StageItem
+from stager.source.description import Source, SourceFacts
 from stager.source.endpoints import RemoteSettings
-from stager.source.facts import Source, SourceFacts
 from stager.store.cache import open_cache
 from stager.wire.layout import Settings
 from tests.rank.test_task import PLAN

@@ -104,7 +104,9 @@ REQUESTS = st.builds(
 )
 
 
-@pytest.mark.parametrize("module", ["stager.request.items", "stager.rank.main", "stager.cli.main"])
+@pytest.mark.parametrize(
+    "module", ["stager.request.items", "stager.rank.program", "stager.cli.main"]
+)
 def test_the_library_of_patterns_is_imported_only_where_patterns_are_used(module: str) -> None:
     code = f"import sys, {module}; print('pathspec' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

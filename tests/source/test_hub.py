@@ -14,8 +14,8 @@ from obstore import exceptions
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import hub as module
 from stager.source.access import look_at, open_tree
+from stager.source.description import EVERYTHING, Listings, Selection
 from stager.source.endpoints import RemoteSettings
-from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.hub import HubFiles, _file, _server
 from stager.source.remote import ask_range
 from stager.tree.listing import Kind
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stager.source.access import TreeReader
-    from stager.source.facts import Source
+    from stager.source.description import Source
     from stager.tree.listing import Listing
 
 SETTINGS = RemoteSettings(patience=5, allow_http=True, requests=4)

@@ -14,7 +14,7 @@ import pytest
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import posix
-from stager.source.facts import Listings, Selection, Source, SourceFacts
+from stager.source.description import Listings, Selection, Source, SourceFacts
 from stager.source.posix import PosixFile, data_size, facts_of, look_at_source
 from stager.tree.walk import walk
 from tests.support.users import as_ordinary_user, ordinary_home

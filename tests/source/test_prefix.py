@@ -20,8 +20,8 @@ from obstore import exceptions
 
 from stager.base.errors import IntegrityError, SourceError
 from stager.source import remote
+from stager.source.description import EVERYTHING, Listings, Selection
 from stager.source.endpoints import RemoteSettings
-from stager.source.facts import EVERYTHING, Listings, Selection
 from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
 from stager.source.remote import ObjectReader, Version, look_at_object
 from stager.source.retry import is_denied

@@ -20,8 +20,8 @@ import pytest
 
 from stager.base.errors import SourceError, SpaceError, UsageError
 from stager.source.access import look_at
+from stager.source.description import Listings, Selection
 from stager.source.endpoints import RemoteSettings
-from stager.source.facts import Listings, Selection
 from stager.source.image_name import ImageName
 from stager.source.registry import (
     _ARCHITECTURES,

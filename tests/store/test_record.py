@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stager.fs.files import CopyFacts
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 from stager.store.record import VERSION, Record, TornError, TreeFacts, is_ours
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from stager.base.codec import codec_of
 from stager.fs.files import CopyFacts
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 from stager.source.posix import facts_of
 from stager.store.cache import Cache, open_cache
 from stager.store.leases import jobs_using

@@ -18,7 +18,7 @@ from stager.fs.files import digest_of
 from stager.fs.partial_file import Partial
 from stager.node.folders import make_folder
 from stager.request.items import StageItem
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 from stager.source.posix import look_at_source
 from stager.store.cache import Cache, look_for_cache, open_cache
 from stager.store.record import Record, TreeFacts

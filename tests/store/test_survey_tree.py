@@ -13,7 +13,7 @@ import pytest
 from stager.base.errors import DestinationError
 from stager.base.options import Mode, Options, Share, Validate
 from stager.request.items import StageItem
-from stager.source.facts import Source
+from stager.source.description import Source
 from stager.store.cache import open_cache
 from stager.store.record import Record, TreeFacts
 from stager.store.tree_validity import judge_tree, survey_tree

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stager.fs.files import CopyFacts
-from stager.source.facts import SourceFacts
+from stager.source.description import SourceFacts
 from stager.store.record import VERSION, Record
 
 RECORD = Record(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stager.base.options import Options, Validate
 from stager.base.telemetry import Phase, Stopwatch
 from stager.rank.agree import Context, Node
-from stager.rank.main import run
+from stager.rank.program import run
 from stager.request.items import StageItem, StageRequest
 from stager.wire.channel import Channel
 from stager.wire.layout import KEY_SIZE, Settings

@@ -187,7 +187,7 @@ class StageRun:
         """
         if not any(one.task.plan.receivers for one in planned):
             return list(planned)
-        from stager.rank.prepare import make_room, make_transfer
+        from stager.rank.provision import make_room, make_transfer
 
         listings = self._surveyor.listings
         planned = [

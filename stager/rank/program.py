@@ -32,8 +32,8 @@ from stager.base.text import listed
 from stager.rank.agree import Context, Node, RefusedError, together
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
-from stager.rank.stage import StageRun
 from stager.rank.start import is_started_by_plugin
+from stager.rank.steps import StageRun
 from stager.request.items import REQUEST_VARIABLE, StageRequest, Work
 from stager.store.leases import note_figures
 from stager.wire.channel import Channel, interrupted, meet, refuse_pickle

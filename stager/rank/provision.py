@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stager.rank.agree import Context
     from stager.rank.plan import Task
-    from stager.source.facts import Listings
+    from stager.source.description import Listings
     from stager.store.cache import Cache
     from stager.store.locks import Locks
     from stager.store.space import RoomPlan

@@ -11,7 +11,7 @@ from stager.base.events import event
 from stager.launch.environment import RANK
 from stager.launch.mpiexec import folder_of_launcher, mpiexec_argv, mpiexec_environment
 
-#: Replaces `stager.rank.main` by a program whose last rank raises while the others wait for it.
+#: Replaces `stager.rank.program` by a program whose last rank raises while the others wait for it.
 RAISES = """
 import sys, types
 import stager.rank
@@ -22,7 +22,7 @@ def main():
     if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
         {end}
     MPI.COMM_WORLD.Barrier()
-stager.rank.main = sys.modules["stager.rank.main"] = types.SimpleNamespace(main=main)
+stager.rank.program = sys.modules["stager.rank.program"] = types.SimpleNamespace(main=main)
 start.main()
 """
 
@@ -88,7 +88,7 @@ def test_one_thread_calls_mpi_and_mpi_ends_with_the_process() -> None:
 NEEDLESS = {
     "pathlib", "pathspec", "queue", "random", "re2", "socket", "traceback", "backports.zstd",
     "stager.archive", "stager.tree", "stager.launch", "stager.store.space",
-    "stager.store.removal", "stager.rank.file_transfer", "stager.rank.prepare",
+    "stager.store.removal", "stager.rank.file_transfer", "stager.rank.provision",
     "stager.rank.delivery", "stager.rank.guard", "stager.wire.ring", "stager.wire.transfer",
 }  # fmt: skip
 #: Prints the modules that a rank imports after MPI_Init.
@@ -97,7 +97,7 @@ import sys, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 before = set(sys.modules)
-import stager.rank.main
+import stager.rank.program
 print(*set(sys.modules) - before, sep="\\n")
 """
 
@@ -107,5 +107,5 @@ def test_a_rank_imports_what_moves_data_only_when_data_moves() -> None:
         [sys.executable, "-I", "-c", IMPORTED], capture_output=True, text=True, check=True
     )
     imported = set(done.stdout.splitlines())
-    assert "stager.rank.stage" in imported
+    assert "stager.rank.steps" in imported
     assert imported & NEEDLESS == set()
