@@ -135,7 +135,7 @@ def _to_json(
 def _print(
     command: OfCopies, results: Mapping[str, NodeResult], failures: Iterable[Failure]
 ) -> None:
-    failed = failure_lines(list(failures), job.fold)
+    failed = failure_lines(list(failures))
     done = f"would be {_DONE[command.verb]}" if _is_dry(command) else _DONE[command.verb]
     rest = *_kept_lines(results, dry_run=_is_dry(command)), *_enough_lines(results)
     for line in [*_done_lines(command, results, done), *rest]:
@@ -145,7 +145,7 @@ def _print(
     idle = [name for name, result in results.items() if not (result.stay or result.enough)]
     if idle and not failed and not any(result.done for result in results.values()):
         of = "" if command.user is None else f"of {name_or_uid(command.user)} "
-        say(f"nothing {of}to {command.verb} on {nodes_text(idle, job.fold)}")
+        say(f"nothing {of}to {command.verb} on {nodes_text(idle)}")
 
 
 def _failures(
@@ -193,9 +193,7 @@ def _done_lines(command: OfCopies, results: Mapping[str, NodeResult], done: str)
             nodes.setdefault((one.destination, what), []).append(name)
     if len(nodes) > _MOST_NAMED and not _is_dry(command):
         return [*_sum_lines(results, done)]
-    return [
-        f"{path}: {what} on {nodes_text(names, job.fold)}" for (path, what), names in nodes.items()
-    ]
+    return [f"{path}: {what} on {nodes_text(names)}" for (path, what), names in nodes.items()]
 
 
 def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
@@ -209,7 +207,7 @@ def _sum_lines(results: Mapping[str, NodeResult], done: str) -> Iterator[str]:
         ]
         if not copies:
             continue
-        where = nodes_text([*dict.fromkeys(name for name, _ in copies)], job.fold)
+        where = nodes_text([*dict.fromkeys(name for name, _ in copies)])
         count = f"{len(copies)} cop{'y' if len(copies) == 1 else 'ies'}"
         if gone:
             yield f"{count} {'was' if len(copies) == 1 else 'were'} gone already on {where}"
@@ -226,9 +224,7 @@ def _kept_lines(results: Mapping[str, NodeResult], *, dry_run: bool) -> list[str
             kept = tuple(f"{one.destination} ({one.why})" for one in result.stay)
             nodes.setdefault(kept, []).append(name)
     done = "would be kept" if dry_run else "kept"
-    return [
-        f"{done} on {nodes_text(names, job.fold)}: {listed(kept)}" for kept, names in nodes.items()
-    ]
+    return [f"{done} on {nodes_text(names)}: {listed(kept)}" for kept, names in nodes.items()]
 
 
 def _enough_lines(results: Mapping[str, NodeResult]) -> list[str]:
@@ -239,7 +235,7 @@ def _enough_lines(results: Mapping[str, NodeResult]) -> list[str]:
             free.setdefault(one.root, {})[name] = one.free
     return [
         f"{root}: {bytes_range(sizes.values())} are free on "
-        f"{nodes_text([*sizes], job.fold)} already, so nothing had to be evicted there"
+        f"{nodes_text([*sizes])} already, so nothing had to be evicted there"
         for root, sizes in free.items()
     ]
 

@@ -184,7 +184,7 @@ class _Gate:
 
 
 def _comment_on(outcome: Outcome, rules: Policy) -> None:
-    if results := summary(replace(outcome, evicted=[]), job.fold):
+    if results := summary(replace(outcome, evicted=[])):
         more = 0 if outcome.failed_nodes else len(outcome.items) - 1
         _comment(rules, outcome.code, results[0], more, partly=bool(outcome.failed_nodes))
 

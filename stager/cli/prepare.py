@@ -13,7 +13,7 @@ from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
 from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
 from stager.cli.terminal import complain, print_json, say
-from stager.launch.job import fold, own_name
+from stager.launch.job import own_name
 from stager.launch.nodes import frames, hello, read_answers
 from stager.node.agent import Prepare, answer, command_of
 from stager.node.user_folders import NodePrepared
@@ -73,7 +73,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
         return code
     for line in _lines(nodes):
         say(line)
-    for line in failure_lines(failures, fold):
+    for line in failure_lines(failures):
         complain(line)
     return code
 
@@ -88,12 +88,11 @@ def _lines(nodes: Mapping[str, NodePrepared]) -> list[str]:
                 text = f"{made}{_TAKEN if root.taken else ''}"
                 found.setdefault((root.root or "/", text), []).append(name)
     lines = [
-        f"{root}: ready on {nodes_text(names, fold)}: {text}"
-        for (root, text), names in found.items()
+        f"{root}: ready on {nodes_text(names)}: {text}" for (root, text), names in found.items()
     ]
     unmarked = [name for name, node in nodes.items() if not node.marks]
     if unmarked and lines:
-        lines.append(f"note: on {nodes_text(unmarked, fold)}, {_MISSING}")
+        lines.append(f"note: on {nodes_text(unmarked)}, {_MISSING}")
     return lines
 
 

@@ -9,6 +9,7 @@ from stager.base.interfaces import Interface, Kind
 from stager.base.text import seconds_text
 from stager.cli.render import SoFar, evicted_lines, progress_line
 from stager.cli.terminal import is_screen
+from stager.launch.job import fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +58,7 @@ class Progress:
 
     def _tell_evicted(self) -> None:
         if self._evicted:
-            from stager.launch.job import fold  # takes 20 ms
-
-            for line in evicted_lines(self._evicted, fold):
+            for line in evicted_lines(self._evicted):
                 self._say(line)
 
     def show(self, event: dict[str, Any]) -> None:
@@ -150,8 +149,6 @@ def _quiet_text(nodes: list[str]) -> str:
     """Return what is added to a line about ``nodes`` that do not answer."""
     if not nodes:
         return ""
-    from stager.launch.job import fold  # takes 20 ms
-
     return f", no answer from {fold(nodes)}"
 
 
@@ -164,14 +161,10 @@ def _line(event: dict[str, Any]) -> str:
     if event["event"] == "slow":
         return f"{event['text']}; they wait for it"
     if event["event"] == "starting":
-        from stager.launch.job import fold  # takes 20 ms
-
         absent = event["nodes"]
         what = f"the staging process on {fold(absent)} to begin" if absent else "MPI to start"
         return f"waiting for {what}, {seconds_text(event['seconds'])} so far"
     if event["event"] == "silent":
-        from stager.launch.job import fold  # takes 20 ms
-
         so_far = f"{seconds_text(event['seconds'])} so far"
         return f"waiting for {fold(event['nodes'])} to answer, {so_far}"
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,10 @@ from stager.cli.tables import table
 from stager.launch.job import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from stager.base.errors import Failure
     from stager.base.outcome import Evicted, ItemReport, NodeRates, Outcome, Rate, Slow
-
-#: Returns node names in Slurm's short form.
-Fold = Callable[[list[str]], str]
 
 #: Nodes of which `stagectl bench` shows the rates, unless more are slow.
 _MOST_NODES = 16
@@ -24,16 +22,16 @@ _MOST_NODES = 16
 _MOST_EVICTED = 8
 
 
-def summary(outcome: Outcome, fold: Fold) -> list[str]:
+def summary(outcome: Outcome) -> list[str]:
     """Return the lines for the job's output: one an item, or one a failure; then slow nodes."""
     slow = [slow_line(one) for one in outcome.slow]
     if outcome.failures:
-        return [*failure_lines(outcome.failures, fold), *slow]
+        return [*failure_lines(outcome.failures), *slow]
     line = _planned_line if outcome.dry_run else _item_line
-    left_out = [_left_out_line(outcome, fold)] if outcome.failed_nodes else []
-    evicted = evicted_lines(outcome.evicted, fold, dry_run=outcome.dry_run)
-    lines = [line(item, fold) for item in outcome.items]
-    notes = [line for item in outcome.items for line in _note_lines(item, fold)]
+    left_out = [_left_out_line(outcome)] if outcome.failed_nodes else []
+    evicted = evicted_lines(outcome.evicted, dry_run=outcome.dry_run)
+    lines = [line(item) for item in outcome.items]
+    notes = [line for item in outcome.items for line in _note_lines(item)]
     remarks = [line for item in outcome.items for line in _remark_line(item)]
     return [*left_out, *evicted, *lines, *notes, *remarks, *slow]
 
@@ -46,9 +44,9 @@ def print_outcome(
     Nodes that the stage went on without have failed. Copies that were evicted are told also if the
     stage failed then.
     """
-    for line in evicted_lines(outcome.evicted, fold) if outcome.failures else ():
+    for line in evicted_lines(outcome.evicted) if outcome.failures else ():
         say(line)
-    lines = summary(outcome, fold)
+    lines = summary(outcome)
     failed = len(lines) if outcome.failures else bool(outcome.failed_nodes)
     for number, line in enumerate(lines):
         (complain if number < failed else say)(line)
@@ -60,13 +58,13 @@ def slow_line(slow: Slow) -> str:
     return f"{slow.text}, which took {cost} more; tell the administrator"
 
 
-def _left_out_line(outcome: Outcome, fold: Fold) -> str:
+def _left_out_line(outcome: Outcome) -> str:
     """Return which nodes the stage went on without, and why."""
     names = [one.node for one in outcome.failed_nodes]
     staged = {node for item in outcome.items for node in (*item.received, *item.current)}
     of_all = f"{len(names)} of {len(names) + len(staged)} nodes"
     messages = {one.message for one in outcome.failed_nodes}
-    reasons = messages if len(messages) == 1 else failure_lines(outcome.failed_nodes, fold)
+    reasons = messages if len(messages) == 1 else failure_lines(outcome.failed_nodes)
     return f"went on without {fold(names)} ({of_all}): {'; '.join(reasons)}"
 
 
@@ -77,7 +75,7 @@ def phase_line(outcome: Outcome) -> str:
     return f"{outcome.seconds:.2f} s: {times}; longest: {longest}"
 
 
-def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
+def failure_lines(failures: Sequence[Failure]) -> list[str]:
     """Return each different message once, after the nodes that it comes from."""
     nodes: dict[str, list[str]] = {}
     for failure in failures:
@@ -87,30 +85,30 @@ def failure_lines(failures: Sequence[Failure], fold: Fold) -> list[str]:
     ]
 
 
-def _item_line(item: ItemReport, fold: Fold) -> str:
+def _item_line(item: ItemReport) -> str:
     if not item.received:
         return (
-            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing moved "
+            f"{item.destination}: current on {nodes_text(item.current)}, nothing moved "
             f"({_size(item)}, {seconds_text(item.seconds)})"
         )
-    origin = _origin(item, fold)
+    origin = _origin(item)
     if item.tree and item.tree.parts:
-        return _spread_line(item, fold)
+        return _spread_line(item)
     rate = bytes_text(_moved_size(item) / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {_moved(item)} from {origin} "
-        f"to {nodes_text(item.received, fold)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+        f"to {nodes_text(item.received)} in {seconds_text(item.seconds)} ({rate}/s a node)"
     )
     if item.retries:
         line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
-    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 
 
-def _note_lines(item: ItemReport, fold: Fold) -> Iterator[str]:
+def _note_lines(item: ItemReport) -> Iterator[str]:
     """Yield what a user is told beside the item's line, except for remarks, which come last."""
     for note in item.notes:
         if note.kind is not NoteKind.REMARK:
-            nodes = nodes_text(note.nodes, fold)
+            nodes = nodes_text(note.nodes)
             yield f"{item.destination}: {_NOTES[note.kind].format(nodes=nodes, text=note.text)}"
 
 
@@ -127,13 +125,13 @@ def _remark_line(item: ItemReport) -> Iterator[str]:
         yield f"{item.destination}: {'; '.join(remarks)}"
 
 
-def _spread_line(item: ItemReport, fold: Fold) -> str:
+def _spread_line(item: ItemReport) -> str:
     assert item.tree is not None
     least, most = (bytes_text(part(item.tree.parts)) for part in (min, max))
     part = least if least == most else f"{least} to {most}"
     return (
         f"{item.destination}: {_moved(item)} from {item.source} spread over "
-        f"{nodes_text(item.received, fold)}, {part} on each, in {seconds_text(item.seconds)}"
+        f"{nodes_text(item.received)}, {part} on each, in {seconds_text(item.seconds)}"
     )
 
 
@@ -158,7 +156,7 @@ def _moved_size(item: ItemReport) -> int:
     return item.size if tree is None or tree.moved == tree.files else tree.moved_size
 
 
-def evicted_lines(evicted: Sequence[Evicted], fold: Fold, *, dry_run: bool = False) -> list[str]:
+def evicted_lines(evicted: Sequence[Evicted], *, dry_run: bool = False) -> list[str]:
     """Return what was evicted, each file once with its nodes; one line for a long list."""
     done = "would be evicted" if dry_run else "evicted"
     nodes: dict[str, list[str]] = {}
@@ -166,20 +164,16 @@ def evicted_lines(evicted: Sequence[Evicted], fold: Fold, *, dry_run: bool = Fal
         nodes.setdefault(one.destination, []).append(one.node)
     if len(nodes) > _MOST_EVICTED:
         total = bytes_text(sum(one.size for one in evicted))
-        everywhere = nodes_text(sorted({one.node for one in evicted}), fold)
+        everywhere = nodes_text(sorted({one.node for one in evicted}))
         copies = f"{len(evicted)} copies"
         return [f"{copies} {done} on {everywhere} to make room: {total} in all"]
-    return [
-        f"{path}: {done} on {nodes_text(where, fold)} to make room" for path, where in nodes.items()
-    ]
+    return [f"{path}: {done} on {nodes_text(where)} to make room" for path, where in nodes.items()]
 
 
-def _planned_line(item: ItemReport, fold: Fold) -> str:
+def _planned_line(item: ItemReport) -> str:
     if not item.received:
-        return (
-            f"{item.destination}: current on {nodes_text(item.current, fold)}, nothing would move"
-        )
-    origin = _origin(item, fold)
+        return f"{item.destination}: current on {nodes_text(item.current)}, nothing would move"
+    origin = _origin(item)
     # What of a folder is there already is looked up by the stage alone.
     is_exact = item.reasons == ["absent"] and not item.shard_list
     most = "up to " if item.tree and not is_exact else ""
@@ -187,9 +181,9 @@ def _planned_line(item: ItemReport, fold: Fold) -> str:
     way = "over" if item.shard_list else "to"
     line = (
         f"{item.destination}: {most}{_size(item)} {would} from {origin} "
-        f"{way} {nodes_text(item.received, fold)} ({', '.join(item.reasons)})"
+        f"{way} {nodes_text(item.received)} ({', '.join(item.reasons)})"
     )
-    return f"{line}; current on {nodes_text(item.current, fold)}" if item.current else line
+    return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 
 
 def rate_lines(rates: Sequence[Rate], width: int = 0) -> list[str]:
@@ -257,13 +251,13 @@ def _speed(rate: float) -> str:
     return f"{rate / 1e9:.2f} GB/s"
 
 
-def _origin(item: ItemReport, fold: Fold) -> str:
+def _origin(item: ItemReport) -> str:
     if not item.senders:
         return item.source
     return f"the {'copies' if len(item.senders) > 1 else 'copy'} on {fold(item.senders)}"
 
 
-def nodes_text(names: list[str], fold: Fold) -> str:
+def nodes_text(names: list[str]) -> str:
     """Return node names in short form, with their number: ``n[1-4] (4 nodes)``."""
     return f"{fold(names)} ({len(names)} nodes)" if len(names) > 1 else names[0]
 

@@ -172,7 +172,7 @@ class _Found:
             nodes = job.fold([*self.known])
             elsewhere = "; ask other nodes by -w NODES, or in a job" if self.is_outside else ""
             yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}{elsewhere}"
-        yield from room_lines(self.known, job.fold)
+        yield from room_lines(self.known)
         if self.rules.job_roots and self.job:
             yield f"{', '.join(self.rules.job_roots)}: as seen in job {self.job}"
         elif self.rules.absent_roots:
@@ -187,8 +187,8 @@ class _Found:
             headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
             return headers, file_rows(known, whole_job=whole_job, blocks=blocks)
         if self.by == "user":
-            return USER_HEADERS, user_rows(known, job.fold, name_or_uid)
-        return HEADERS, rows(known, time.time(), job.fold, whole_job=whole_job)
+            return USER_HEADERS, user_rows(known, name_or_uid)
+        return HEADERS, rows(known, time.time(), whole_job=whole_job)
 
 
 def _paint(header: str, cell: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.text import bytes_range, bytes_text, columns, elided, files_text, folded, printable
+from stager.launch.job import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
     from stager.cli.terminal import Blocks
     from stager.store.states import DiskRoom, Entry, NodeStatus
 
-Fold = Callable[[list[str]], str]
 Row = tuple[str, ...]
 _Value = TypeVar("_Value")
 
@@ -46,7 +47,7 @@ def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
 
 
 def rows(
-    nodes: Mapping[str, NodeStatus], now: float, fold: Fold, *, whole_job: bool,
+    nodes: Mapping[str, NodeStatus], now: float, *, whole_job: bool,
 ) -> list[Row]:  # fmt: skip
     """Return the rows for HEADERS; rows that differ only by their node are one row.
 
@@ -120,9 +121,7 @@ def _is_there(entry: Entry) -> bool:
     return entry.state != "missing"
 
 
-def user_rows(
-    nodes: Mapping[str, NodeStatus], fold: Fold, name_of: Callable[[int], str]
-) -> list[Row]:
+def user_rows(nodes: Mapping[str, NodeStatus], name_of: Callable[[int], str]) -> list[Row]:
     """Return one row a user for USER_HEADERS. What is gone does not count."""
     found: list[Row] = []
     there = {node: [*filter(_is_there, one.entries)] for node, one in nodes.items()}
@@ -167,7 +166,7 @@ def total_line(nodes: Mapping[str, NodeStatus]) -> str:
     return f"{' and '.join(counts)}{copies}, {size} in all"
 
 
-def room_lines(nodes: Mapping[str, NodeStatus], fold: Fold) -> list[str]:
+def room_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
     """Return the free space of each root: the least and the most of the nodes."""
     rooms: dict[str, dict[str, DiskRoom]] = {}
     for node, one in nodes.items():

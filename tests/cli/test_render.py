@@ -32,7 +32,6 @@ from stager.cli.render import (
     rate_lines,
     summary,
 )
-from stager.launch.job import fold
 
 MIB = 1 << 20
 ALL = ["n1", "n2", "n3", "n4"]
@@ -66,16 +65,16 @@ def spread(tree: Counts) -> ItemReport:
 
 
 def line(report: ItemReport, *, dry_run: bool = False) -> str:
-    (only,) = summary(Outcome([report], [], 2.0, dry_run), fold)
+    (only,) = summary(Outcome([report], [], 2.0, dry_run))
     return only
 
 
 def test_the_nodes_that_a_stage_went_on_without_are_named_first() -> None:
     some = item(["n1", "n2"], [])
     dead, full = Failure(8, "the node failed", "n3"), Failure(5, "/nvme: no room", "n4")
-    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead, full]), fold)
+    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead, full]))
     assert first == "went on without n[3-4] (2 of 4 nodes): n3: the node failed; n4: /nvme: no room"
-    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead]), fold)
+    first, *_ = summary(Outcome([some], [], 2.0, failed_nodes=[dead]))
     assert first == "went on without n3 (1 of 3 nodes): the node failed"
 
 
@@ -127,7 +126,7 @@ def test_the_line_of_a_file_that_was_staged(report: ItemReport, text: str) -> No
 def test_that_a_copy_of_another_source_is_replaced_is_told(how: str, *, dry_run: bool) -> None:
     note = Note(NoteKind.REPLACED, f"a copy of /data/old {how} replaced", ["n1"])
     outcome = Outcome([replace(item(ALL, []), notes=[note])], [], 2.0, dry_run)
-    assert summary(outcome, fold)[1:] == [f"/nvme/img: note: a copy of /data/old {how} replaced"]
+    assert summary(outcome)[1:] == [f"/nvme/img: note: a copy of /data/old {how} replaced"]
 
 
 def test_a_note_names_its_nodes_and_remarks_are_told_last_on_one_line() -> None:
@@ -138,7 +137,7 @@ def test_a_note_names_its_nodes_and_remarks_are_told_last_on_one_line() -> None:
         Note(NoteKind.PINNED, "it is pinned", ["n2"]),
     ]
     outcome = Outcome([replace(item(ALL, []), notes=notes)], [], 2.0)
-    assert summary(outcome, fold)[1:] == [
+    assert summary(outcome)[1:] == [
         "/nvme/img: note: on n[1,3] (2 nodes), what is yours there would be deleted",
         "/nvme/img: note: it stays on n2 after the job: it is pinned",
         "/nvme/img: note: one; note: two",
@@ -252,14 +251,14 @@ def test_the_lists_are_those_of_the_folders_that_are_spread() -> None:
 
 def test_every_file_has_its_line_in_order() -> None:
     outcome = Outcome([item([], ["n2"]), item([], ["n1"])], [], 1.0)
-    assert summary(outcome, fold) == [
+    assert summary(outcome) == [
         "/nvme/img: current on n2, nothing moved (256.0 MiB, 2.0 s)",
         "/nvme/img: current on n1, nothing moved (256.0 MiB, 2.0 s)",
     ]
 
 
 def test_an_outcome_without_files_has_no_line() -> None:
-    assert summary(Outcome([], [], 1.0), fold) == []
+    assert summary(Outcome([], [], 1.0)) == []
 
 
 # failures
@@ -289,13 +288,13 @@ def test_an_outcome_without_files_has_no_line() -> None:
     ids=["one", "folded", "two messages", "twice", "no node", "node and no node", "none"],
 )
 def test_failures_are_folded_by_their_message(failures: list[Failure], lines: list[str]) -> None:
-    assert failure_lines(failures, fold) == lines
+    assert failure_lines(failures) == lines
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_an_outcome_with_failures_has_their_lines_alone(dry_run: bool) -> None:
     outcome = Outcome([item(ALL, [])], [Failure(5, "/nvme is full", "n1")], 1.0, dry_run)
-    assert summary(outcome, fold) == ["n1: /nvme is full"]
+    assert summary(outcome) == ["n1: /nvme is full"]
 
 
 def test_the_exit_code_is_that_of_the_first_failure() -> None:
@@ -389,7 +388,7 @@ def test_evicted_copies_are_listed_first(count: int, dry_run: bool, lines: list[
         Evicted(node, f"/nvme/{number}", 1024) for node in ("n1", "n2") for number in range(count)
     ]
     outcome = Outcome([item(["n1"], [])], [], 1.0, dry_run=dry_run, evicted=evicted)
-    assert summary(outcome, fold)[:-1] == lines
+    assert summary(outcome)[:-1] == lines
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 
@@ -408,7 +407,7 @@ def test_a_slow_node_is_told_last_also_where_the_stage_failed(*, failed: bool) -
     failures = [Failure(5, "/nvme is full", "n1")] if failed else []
     items = [] if failed else [item(["n1"], [])]
     outcome = Outcome(items, failures, 1.0, slow=[Slow("n17", 40e6, 900e6, 25.0)])
-    first, line = summary(outcome, fold)
+    first, line = summary(outcome)
     assert first.startswith("n1: /nvme is full" if failed else "/nvme/img: 256.0 MiB from ")
     assert line == (
         "n17 is slow: it writes 40 MB/s, the others 900 MB/s, which took 25.0 s more; tell the "
@@ -576,7 +575,7 @@ def test_nodes_that_evicted_different_files_are_listed_apart() -> None:
         Evicted("n3", "/nvme/a", 1),
     ]
     outcome = Outcome([item(["n1"], [])], [], 1.0, evicted=evicted)
-    assert summary(outcome, fold)[:-1] == [
+    assert summary(outcome)[:-1] == [
         "/nvme/a: evicted on n[1,3] (2 nodes) to make room",
         "/nvme/b: evicted on n2 to make room",
     ]

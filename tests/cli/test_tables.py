@@ -21,7 +21,6 @@ from stager.cli.tables import (
     user_rows,
 )
 from stager.cli.terminal import Blocks
-from stager.launch.job import fold
 from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
 from tests.support.entries import ENTRY
 
@@ -35,7 +34,7 @@ def holds(*entries: Entry) -> NodeStatus:
 def shown(
     nodes: dict[str, NodeStatus], now: float = HOUR_LATER, *, whole_job: bool = False
 ) -> list[str]:
-    return list(table(HEADERS, rows(nodes, now, fold, whole_job=whole_job)))
+    return list(table(HEADERS, rows(nodes, now, whole_job=whole_job)))
 
 
 def test_equal_rows_are_folded_over_nodes_and_others_are_not() -> None:
@@ -81,7 +80,7 @@ def test_nodes_of_a_job_that_lack_a_file_have_their_own_row() -> None:
 )
 def test_the_age_of_folded_rows(staged: list[int], text: str) -> None:
     nodes = {f"n{number}": holds(ENTRY._replace(staged_at=at)) for number, at in enumerate(staged)}
-    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
+    [row] = rows(nodes, HOUR_LATER, whole_job=False)
     assert row[3] == text
 
 
@@ -108,13 +107,13 @@ def test_an_age_has_one_unit(seconds: float, text: str) -> None:
 )
 def test_why_a_copy_is_kept(changes: dict[str, object], text: str) -> None:
     nodes = {"n1": holds(ENTRY._replace(**changes))}  # type: ignore[arg-type]
-    [row] = rows(nodes, HOUR_LATER, fold, whole_job=False)
+    [row] = rows(nodes, HOUR_LATER, whole_job=False)
     assert row[5] == text
 
 
 def test_what_comes_from_records_is_printed_on_one_line() -> None:
     entry = ENTRY._replace(destination="/nvme/a\n\x1b[2J", source="/caf\udce9")
-    [row] = rows({"n1": holds(entry)}, HOUR_LATER, fold, whole_job=False)
+    [row] = rows({"n1": holds(entry)}, HOUR_LATER, whole_job=False)
     assert (row[1], row[6]) == ("/nvme/a??[2J", "/caf\\xe9")
 
 
@@ -154,7 +153,7 @@ def test_by_user_sums_files_folders_and_bytes() -> None:
         "n2": holds(ENTRY, ENTRY._replace(destination="/nvme/b"), folder._replace(files=0)),
     }
     names = {1000: "alice", 1001: "bob"}
-    assert list(table(USER_HEADERS, user_rows(nodes, fold, names.__getitem__))) == [
+    assert list(table(USER_HEADERS, user_rows(nodes, names.__getitem__))) == [
         "USER   FILES  FOLDERS  COPIES      SIZE  NODES",
         "alice      2        1       5  15.0 MiB  n[1-2]",
         "bob        1        0       1      10 B  n1",
@@ -169,7 +168,7 @@ def test_totals() -> None:
     assert total_line({}) == "0 files, 0 B in all"
     gone = {"n1": holds(ENTRY), "n2": holds(ENTRY._replace(state="missing"))}
     assert total_line(gone) == "1 file, 1 copy, 3.0 MiB in all"
-    assert user_rows(gone, ",".join, str) == user_rows({"n1": holds(ENTRY)}, ",".join, str)
+    assert user_rows(gone, str) == user_rows({"n1": holds(ENTRY)}, str)
 
 
 def test_the_totals_count_folders_apart() -> None:
@@ -185,7 +184,7 @@ def test_free_space_is_shown_for_each_root_from_least_to_most() -> None:
         "n1": NodeStatus(rooms=[DiskRoom("/nvme", 1 << 30, 4 << 30), DiskRoom("/a", 5, 10)]),
         "n2": NodeStatus(rooms=[DiskRoom("/nvme", 3 << 30, 4 << 30)]),
     }
-    assert room_lines(nodes, fold) == [
+    assert room_lines(nodes) == [
         "/nvme: 1.0 GiB to 3.0 GiB free of 4.0 GiB on n[1-2]", "/a: 5 B free of 10 B on n1",
     ]  # fmt: skip
 
