@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* From Slurm 26.05 on, slurm_load_job() takes the number of a job only with this. */
+#define SLURM_BACKWARD_COMPAT
 #include <slurm/slurm.h>
 #include <slurm/slurm_errno.h>
 
