@@ -12,8 +12,8 @@ from stager.base.options import Options
 from stager.base.outcome import NodeRates, Rate
 from stager.base.text import printable, showable
 from stager.cli.complete import files, roots
-from stager.cli.options import epilog, json_option, run_options
 from stager.cli.render import node_lines, print_outcome, rate_lines
+from stager.cli.shared_options import epilog, json_option, run_options
 from stager.cli.terminal import complain, print_json, say, width
 from stager.request.items import StageItem, Work
 from stager.request.names import absolute
@@ -21,7 +21,7 @@ from stager.request.resolve import build_request
 from stager.source.schemes import Scheme
 
 if TYPE_CHECKING:
-    from stager.cli.options import RunOptions
+    from stager.cli.shared_options import RunOptions
     from stager.request.policy import Policy
 
 

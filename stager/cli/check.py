@@ -25,7 +25,7 @@ from stager.base.paths import pattern_hint
 from stager.base.text import printable, showable
 from stager.cli.arguments import read_script
 from stager.cli.complete import directives
-from stager.cli.options import WHICH_OPTIONS, config_option, epilog
+from stager.cli.shared_options import WHICH_OPTIONS, config_option, epilog
 from stager.cli.terminal import complain, say
 from stager.launch.credentials import UnseenError, content, read_url_files
 from stager.request.grammar import asked_tolerance, parse_value, with_values

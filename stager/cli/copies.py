@@ -22,8 +22,8 @@ from stager.base.text import bytes_range, bytes_text, listed, printable
 from stager.base.users import name_or_uid
 from stager.cli.arguments import user_option, whose
 from stager.cli.complete import copies
-from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.render import failure_lines, nodes_text
+from stager.cli.shared_options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.terminal import complain, print_json, say
 from stager.launch import job
 from stager.launch.nodes import read_answers
@@ -36,7 +36,7 @@ from stager.store.verify import NODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from stager.cli.options import NodeOptions
+    from stager.cli.shared_options import NodeOptions
     from stager.launch.nodes import Answer
 
 #: Copies that are named one by one.

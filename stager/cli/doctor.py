@@ -11,7 +11,7 @@ import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
-from stager.cli.options import WHICH_NODES, json_option, real_node_options
+from stager.cli.shared_options import WHICH_NODES, json_option, real_node_options
 from stager.cli.terminal import painted, print_json, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.site_rules import examine
@@ -25,7 +25,7 @@ from stager.node.facts import Hello, NodeFacts, own_scripts, site_facts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.cli.options import NodeOptions
+    from stager.cli.shared_options import NodeOptions
     from stager.request.policy import Policy
 
 #: How each kind of finding is counted.

@@ -19,9 +19,9 @@ from stager.base.errors import NO_PLUGIN, DirectiveErrors, LaunchError, StageErr
 from stager.base.log import log, result_line
 from stager.base.outcome import Outcome
 from stager.cli.arguments import read_head
-from stager.cli.options import config_option
 from stager.cli.progress import Progress
 from stager.cli.render import print_outcome, summary
+from stager.cli.shared_options import config_option
 from stager.cli.terminal import complain, ignore, printable_lines, say
 from stager.launch import job
 from stager.launch.credentials import read_url_files

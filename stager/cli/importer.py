@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import LaunchError, StageError, UsageError
-from stager.cli.options import config_option
 from stager.cli.render import print_outcome
+from stager.cli.shared_options import config_option
 from stager.cli.terminal import complain
 from stager.launch import job
 from stager.launch.credentials import with_credentials

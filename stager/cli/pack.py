@@ -14,8 +14,8 @@ from stager.archive.create import SUFFIX
 from stager.archive.create import pack as pack_folder
 from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
-from stager.cli.options import epilog, json_option
 from stager.cli.progress import Progress
+from stager.cli.shared_options import epilog, json_option
 from stager.cli.terminal import ignore, print_json, say
 from stager.fs.files import as_stage_error
 from stager.request.lexer import escape

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
-from stager.cli.options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.render import failure_lines, nodes_text
+from stager.cli.shared_options import WHICH_NODES, epilog, json_option, real_node_options
 from stager.cli.terminal import complain, print_json, say
 from stager.launch.job import own_name
 from stager.launch.nodes import frames, hello, read_answers
@@ -21,7 +21,7 @@ from stager.node.user_folders import NodePrepared
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stager.cli.options import NodeOptions
+    from stager.cli.shared_options import NodeOptions
 
 _TAKEN = "; .slurm-stage belongs to you, so no other user can stage beneath it"
 #: What nobody does where root's part does not run.

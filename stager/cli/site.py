@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
-from stager.cli.options import config_option, epilog, json_option
+from stager.cli.shared_options import config_option, epilog, json_option
 from stager.cli.terminal import print_json, width
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.cli.complete import directives
-from stager.cli.options import (
+from stager.cli.progress import Progress
+from stager.cli.render import phase_line, print_outcome
+from stager.cli.shared_options import (
     OPTIONS_TABLE,
     WHICH_OPTIONS,
     RunOptions,
@@ -19,8 +21,6 @@ from stager.cli.options import (
     json_option,
     run_options,
 )
-from stager.cli.progress import Progress
-from stager.cli.render import phase_line, print_outcome
 from stager.cli.terminal import complain, ignore, print_json, say
 from stager.request.items import Work
 

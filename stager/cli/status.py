@@ -15,7 +15,7 @@ from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
 from stager.base.users import name_or_uid
 from stager.cli.arguments import user_option, whose
-from stager.cli.options import WHICH_NODES, epilog, json_option, node_options
+from stager.cli.shared_options import WHICH_NODES, epilog, json_option, node_options
 from stager.cli.tables import (
     BAR,
     FILE_HEADERS,
@@ -41,7 +41,7 @@ from stager.store.states import NodeStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stager.cli.options import NodeOptions
+    from stager.cli.shared_options import NodeOptions
     from stager.launch.nodes import Answer
     from stager.request.policy import Policy
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.cli import copies
-from stager.cli.options import NodeOptions
+from stager.cli.shared_options import NodeOptions
 from stager.store.cache import open_cache
 from stager.store.locks import Locks
 from tests.support.records import RECORD
