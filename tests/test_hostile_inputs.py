@@ -91,7 +91,7 @@ RECORD = """{"version": 7, "source": "/data/img", "destination": "/nvme/img",
  "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40, "revision": ""},
  "copy_facts": {"size": 10, "mtime_ns": -20, "inode": 50, "owner": 60},
  "digest": "00112233445566778899aabbccddeeff", "staged_at": 70, "used_at": 80, "used_by_job": 90,
- "lifetime": "cache", "pinned": false, "decompressed": false, "share": "none", "tree": null}"""
+ "lifetime": "cache", "pinned": false, "made": "", "share": "none", "tree": null}"""
 
 
 def test_records() -> None:

@@ -147,6 +147,11 @@ class Options:
         return cls(**{name: OPTION_TYPES[name](value) for name, value in data.items()})
 
     @property
+    def made(self) -> str:
+        """What is made of the source's bytes, for the copy's record; empty if they are copied."""
+        return "decompressed" if self.decompress else ""
+
+    @property
     def is_unpacked(self) -> bool:
         """Whether each node makes the copy of other bytes, which it does not keep.
 
@@ -158,5 +163,13 @@ class Options:
 
 #: The type of each option's value, by the option's name: that of its default.
 OPTION_TYPES: dict[str, type] = {option.name: type(option.default) for option in fields(Options)}
+#: Options, and those that cannot be combined with them. (With share, others would read what a
+#: stranger's link leads this user to.)
+CONFLICTS = {
+    "mode=shard": {"extract"},
+    "decompress": {"extract", "mode=shard"},
+    "layout=hub": {"decompress", "mode=shard"},
+    "links=follow": {"share=group", "share=all"},
+}
 #: The options of a directive that gives none.
 DEFAULT_OPTIONS = Options()

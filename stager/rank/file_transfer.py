@@ -422,7 +422,7 @@ class DecompressSink(FileSink):
     def need(self) -> tuple[int, int]:
         """Estimate by the copy before, unless it was smaller than the source."""
         before = self._before()
-        estimate = before.copy_facts.size if before and before.decompressed else 0
+        estimate = before.copy_facts.size if before and before.made else 0
         return (max(estimate, self.task.source.allocated),) * 2
 
     def open(self) -> bytes:

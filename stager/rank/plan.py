@@ -251,7 +251,7 @@ class Task:
             used_by_job=self.job,
             lifetime=self.item.options.lifetime,
             pinned=bool(before and before.pinned),
-            decompressed=bool(self.item.options.decompress),
+            made=self.item.options.made,
             share=self.item.options.share,
             tree=tree,
         )

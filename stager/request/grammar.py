@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.formats import ARCHIVES, COMPRESSIONS, archive_suffix, compressed_suffix
-from stager.base.options import DEFAULT_OPTIONS, ITSELF, OPTION_TYPES, Options
+from stager.base.options import CONFLICTS, DEFAULT_OPTIONS, ITSELF, OPTION_TYPES, Options
 from stager.base.text import printable
 from stager.request.lexer import (
     BLANKS,
@@ -81,14 +81,6 @@ _CHOICES = {
     name: [str(word) for word in kind]
     for name, kind in OPTION_TYPES.items()
     if issubclass(kind, StrEnum)
-}
-#: Options, and those that cannot be combined with them. (With share, others would read what a
-#: stranger's link leads this user to.)
-_CONFLICTS = {
-    "mode=shard": {"extract"},
-    "decompress": {"extract", "mode=shard"},
-    "layout=hub": {"decompress", "mode=shard"},
-    "links=follow": {"share=group", "share=all"},
 }
 _LINE = "#STAGE SRC:DST[,key=value…]"
 #: How a line begins that was written like an ``#SBATCH`` line.
@@ -310,7 +302,7 @@ class _Chosen:
         key, given = _key(option), self._given()
         if key == "by" and "mode=shard" not in given:
             raise option.fault(f"'{key}' needs mode=shard")
-        for other, refused in _CONFLICTS.items():
+        for other, refused in CONFLICTS.items():
             if other in given and not refused.isdisjoint((key, option.value)):
                 raise option.fault(f"'{option.value}' cannot be combined with {other}")
         if option.value == "layout=hub" and Scheme.of(source) is not Scheme.HF:

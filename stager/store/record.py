@@ -88,7 +88,7 @@ class Record:
     Times are seconds since 1970. ``digest`` is the xxh3-128 in hexadecimal of a file's bytes, or of
     the digests of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy is not
     evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
-    A ``decompressed`` copy has other bytes than its source, and mostly more.
+    A copy that was ``made`` in any way has other bytes than its source: see `Options.made`.
     """
 
     version: Count
@@ -102,7 +102,7 @@ class Record:
     used_by_job: Count
     lifetime: Annotated[str, {*Lifetime}.__contains__]
     pinned: bool
-    decompressed: bool = False
+    made: Short = ""
     #: A `Share`: to whom the user opened the copy.
     share: Annotated[str, {*Share}.__contains__] = Share.NONE.value
     tree: TreeFacts | None = None

@@ -107,9 +107,8 @@ class Reason(StrEnum):
     DAMAGED = "it is damaged"
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
-    #: With and without decompress.
-    DECOMPRESSED = "it was decompressed"
-    COMPRESSED = "it was not decompressed"
+    #: Such as with and without decompress.
+    MADE_DIFFERENTLY = "made differently"
     #: With and without mode=shard, and with another by=.
     PART_ONLY = "the copy has one node's part (mode=shard), all files are wanted"
     NOT_SPLIT = "the copy has all files, one part (mode=shard) is wanted"
@@ -343,10 +342,10 @@ def other_source(item: StageItem, record: Record | None) -> str:
 
 
 def made_differently(item: StageItem, record: Record | None) -> Reason | None:
-    """Return a reason if the copy was made with or without decompress. Pure."""
-    if record is None or record.decompressed == bool(item.options.decompress):
+    """Return a reason if something else was made of the source than is wanted. Pure."""
+    if record is None or record.made == item.options.made:
         return None
-    return Reason.DECOMPRESSED if record.decompressed else Reason.COMPRESSED
+    return Reason.MADE_DIFFERENTLY
 
 
 def shared_differently(item: StageItem, record: Record | None) -> Reason | None:

@@ -251,7 +251,7 @@ def test_a_decompressed_file_is_listed_verified_planned_and_evicted(site: Site) 
         "stage: /nvme/set: current on n[1-4] (4 nodes), nothing would move",
         (
             "stage: /nvme/set: 10.0 MiB would move from /shared/set.gz to n[1-4] (4 nodes) "
-            "(it was decompressed)"
+            "(made differently)"
         ),
         "stage: /nvme/set: evicted on n[1-4] (4 nodes)",
     ]

@@ -100,7 +100,7 @@ def test_a_file_is_decompressed_on_all_nodes(
     assert (item.senders, item.tree) == ([], None)
     facts, record = world.copy.stat(), world.record()
     assert (stat.S_IMODE(facts.st_mode), facts.st_mtime_ns) == (0o600, WHEN)
-    assert (record.decompressed, record.tree) == (True, None)
+    assert (record.made, record.tree) == ("decompressed", None)
     assert (record.source_facts.size, record.copy_facts.size) == (size, len(world.data))
     assert record.digest == digest_of(str(world.copy)) == item.digest
     assert world.partial() == []
@@ -133,10 +133,10 @@ def test_a_copy_with_and_one_without_decompress_replace_each_other(
 ) -> None:
     world.run(items=world.wanted())
     (item,) = world.run(items=world.wanted(decompress=())).items
-    assert (item.received, item.reasons) == (world.nodes, ["it was decompressed"])
+    assert (item.received, item.reasons) == (world.nodes, ["made differently"])
     assert world.copy.read_bytes() == world.source.read_bytes()
     (item,) = world.run(items=world.wanted()).items
-    assert (item.received, item.reasons) == (world.nodes, ["it was not decompressed"])
+    assert (item.received, item.reasons) == (world.nodes, ["made differently"])
     assert world.copy.read_bytes() == world.data
 
 
@@ -354,10 +354,10 @@ def test_a_node_that_lacks_the_folder_reads_the_source_folder(tree: CompressedTr
 def test_a_folder_with_and_one_without_decompress_replace_each_other(tree: CompressedTree) -> None:
     tree.run(items=tree.wanted())
     (item,) = tree.run(items=tree.wanted(decompress=())).items
-    assert (item.received, item.reasons) == (tree.nodes, ["it was decompressed"])
+    assert (item.received, item.reasons) == (tree.nodes, ["made differently"])
     assert (tree.copy / "deep/large.gz").exists()
     (item,) = tree.run(items=tree.wanted()).items
-    assert (item.received, item.reasons) == (tree.nodes, ["it was not decompressed"])
+    assert (item.received, item.reasons) == (tree.nodes, ["made differently"])
     tree.assert_copied()
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     [
         (None, 3000),
         (RECORD, 3000),
-        (replace(RECORD, decompressed=True), 3000),
+        (replace(RECORD, made="decompressed"), 3000),
         (
-            replace(RECORD, decompressed=True, copy_facts=replace(RECORD.copy_facts, size=8000)),
+            replace(RECORD, made="decompressed", copy_facts=replace(RECORD.copy_facts, size=8000)),
             8000,
         ),
     ],

@@ -133,8 +133,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "it is damaged",
         "relocated differently",
         "shared differently",
-        "it was decompressed",
-        "it was not decompressed",
+        "made differently",
         "the copy has one node's part (mode=shard), all files are wanted",
         "the copy has all files, one part (mode=shard) is wanted",
         "split differently",
@@ -147,15 +146,15 @@ def test_the_reasons_are_those_that_users_read() -> None:
     [
         (False, False, None),
         (True, True, None),
-        (True, False, Reason.DECOMPRESSED),
-        (False, True, Reason.COMPRESSED),
+        (True, False, Reason.MADE_DIFFERENTLY),
+        (False, True, Reason.MADE_DIFFERENTLY),
     ],
 )
 def test_a_copy_with_and_without_decompress_are_not_each_other(
     reason: Reason | None, *, was: bool, now: bool
 ) -> None:
     item = StageItem("/shared/x.gz", "/nvme/x", "/nvme", Options(decompress=ITSELF if now else ()))
-    assert made_differently(item, replace(RECORD, decompressed=was)) == reason
+    assert made_differently(item, replace(RECORD, made="decompressed" if was else "")) == reason
     assert made_differently(item, None) is None
 
 
@@ -250,9 +249,9 @@ def test_a_copy_that_was_decompressed_is_current_for_decompress_alone(
     def answer(item: StageItem) -> Survey:
         return survey(item, str(node.copy), source, node.cache, "n1")
 
-    assert (answer(plain), answer(decompressed)) == (CURRENT, needed(Reason.COMPRESSED))
-    node.cache.save(replace(record, decompressed=True))
-    assert (answer(plain), answer(decompressed)) == (needed(Reason.DECOMPRESSED), CURRENT)
+    assert (answer(plain), answer(decompressed)) == (CURRENT, needed(Reason.MADE_DIFFERENTLY))
+    node.cache.save(replace(record, made="decompressed"))
+    assert (answer(plain), answer(decompressed)) == (needed(Reason.MADE_DIFFERENTLY), CURRENT)
 
 
 def test_with_validate_always_no_node_is_current(node: Node) -> None:
