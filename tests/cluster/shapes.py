@@ -151,20 +151,13 @@ def gres(site: Site) -> Iterator[Shape]:
 
 
 @contextmanager
-def job_container(site: Site, *, namespaces: str = "") -> Iterator[Shape]:
-    """Slurm's own plugin: each job has its own /tmp.
-
-    With `namespaces`, it is the one of Slurm 25.11 that can make more than that of mounts.
-    """
+def job_container(site: Site) -> Iterator[Shape]:
+    """Slurm's own plugin: each job has its own /tmp."""
     shape = Shape("TMPDIR", "/tmp", "/private", private=True)
     own = ("job_container.conf", f"AutoBasePath=true\nBasePath={shape.disk}/base\n")
-    conf = "JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n"
-    if namespaces:
-        text = f"auto_base_path: true, base_path: {shape.disk}/base, clone_ns_flags: {namespaces}"
-        own = ("namespace.yaml", f"defaults: {{{text}}}\n")
-        conf = "NamespaceType=namespace/linux\nPrologFlags=Contain\n"
     for node in site.nodes:
         site.run(["/usr/bin/python3", "-c", _HIGHER_NAMESPACES], user="root", on=node)
+    conf = "JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n"
     with _disk(site, shape.disk), _config(site, *own), _slurm(site, conf):
         yield shape
 

@@ -35,10 +35,6 @@ needs_cgroups = pytest.mark.skipif(
     not Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists(),
     reason="Slurm needs systemd for the memory limits of cgroup v2",
 )
-#: In the folder of the plugins, as Debian names it or as it is built.
-needs_linux = pytest.mark.skipif(
-    not [*Path("/usr").glob("l*/*/slurm*/namespace_linux.so")], reason="Slurm 25.11 has it"
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,8 +112,6 @@ def expected(shape: Shape, job: Job, user: str, nodes: str, count: int) -> list[
         repeated(partial(shapes.alliance, first=True)),
         shapes.gres,
         shapes.job_container,
-        pytest.param(partial(shapes.job_container, namespaces="CLONE_NEWNS"), marks=needs_linux),
-        pytest.param(partial(shapes.job_container, namespaces="CLONE_NEWPID"), marks=needs_linux),
         shapes.auto_tmpdir,
         partial(shapes.auto_tmpdir, first=True),
         pytest.param(shapes.ram, marks=needs_cgroups),
@@ -128,8 +122,6 @@ def expected(shape: Shape, job: Job, user: str, nodes: str, count: int) -> list[
         "alliance_first",
         "gres",
         "job_container",
-        "namespace",
-        "namespace_of_processes",
         "auto_tmpdir",
         "auto_tmpdir_first",
         "ram",
