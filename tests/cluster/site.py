@@ -103,7 +103,7 @@ class Site(Cluster):
         assert (said.stdout.count("\n"), said.stderr) == (2, "")
 
     def make_image(self) -> None:
-        """Make a squashfs image of some 100 MB: the installed Python environment."""
+        """Make a squashfs image of some 60 MB: the installed Python environment."""
         plain = ["-quiet", "-no-progress", "-no-duplicates", "-noD", "-noI", "-noF", "-noX"]
         line = ["mksquashfs", f"{self.base}{PREFIX}", f"{self.base}{IMAGE}", *plain]
         subprocess.run(line, check=True, capture_output=True)

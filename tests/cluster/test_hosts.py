@@ -122,6 +122,7 @@ def test_hosts_of_every_list_get_the_file_and_are_current_the_second_time(nodes:
     ran = site.run([STAGECTL, "stage", "--json", value], on="n1", env=dstack)
     told = json.loads(ran.stdout)
     assert told.pop("launcher") == by(mpi, "DSTACK_NODES_IPS").removeprefix("stage: ")
+    assert told.pop("version") == 1
     [item] = Outcome.from_json(told).items
     assert (item.received, item.current) == (["10.0.0.3"], ["10.0.0.1", "10.0.0.2", "10.0.0.4"])
     assert item.source_bytes_read == 0

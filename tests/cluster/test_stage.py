@@ -31,7 +31,7 @@ def first_line(output: str) -> str:
 
 def test_the_file_is_on_every_node_before_the_first_line_of_the_script(site: Site) -> None:
     image = site.shared("img.sqsh")
-    assert image.stat().st_size >= 64 << 20
+    assert image.stat().st_size >= 32 << 20
     job = site.sbatch(USE, "-N4", STAGE)
     assert job.wait().exit_code == "0:0"
     summary, *used = job.output().splitlines()

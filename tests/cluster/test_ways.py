@@ -388,7 +388,7 @@ def test_an_array_stages_for_each_of_its_jobs(site: Site) -> None:
     assert output.count("from /shared/a to n") >= 1
     assert output.count("from /shared/a to n") + output.count("nothing moved") == 6
     waits = [line for line in output.splitlines() if "waiting for" in line]
-    assert all(re.search(r"waiting for job \d+ \(\d+_[1-6]\) on n\d, ", line) for line in waits)
+    assert all(re.search(r"waiting for job \d+ \(\d+_[1-6]\) on n\d", line) for line in waits)
 
 
 def test_a_requeued_job_stages_again(site: Site) -> None:
