@@ -42,6 +42,20 @@ static _Noreturn void refuse(int code, const char *text)
 	give_up(code);
 }
 
+/*
+ * A file in memory, -1 if there can be none. It takes the number of no standard stream that is
+ * closed here: with that of stdout, it would be closed in the helper.
+ */
+static int memory_file(void)
+{
+	const int file = memfd_create("stage", MFD_CLOEXEC);
+	const int above = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+
+	if (file >= 0)
+		(void)close(file); /* nothing is lost */
+	return above;
+}
+
 /* Runs the helper with `output` in the place of this process's stdout. */
 static int run_into(int output, const char **argv)
 {
@@ -93,7 +107,7 @@ static char *check_or_exit(const struct stage_config *config)
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
-	const int output = memfd_create("stage", MFD_CLOEXEC);
+	const int output = memory_file();
 	char *filled = NULL;
 	int code = STAGE_LAUNCH;
 

@@ -73,6 +73,12 @@ def test_a_variable_is_what_it_was_where_the_job_was_submitted(site: Site) -> No
     assert "/nowhere/c" in done.stderr
 
 
+def test_a_job_is_staged_also_if_it_is_submitted_without_a_stdout(site: Site) -> None:
+    options = f"--wait -N1 -wn1 -o {FOLDER}/out --stage=a:/nvme/alice/a"
+    site.run(f"sbatch {options} --wrap 'cat /nvme/alice/a' >&-", cwd=FOLDER, check=False)
+    assert site.run(f"cat {FOLDER}/out; rm {FOLDER}/out").stdout.endswith("\na\n")
+
+
 def test_each_task_of_an_array_has_its_own_path(site: Site) -> None:
     path = "/nvme/array-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     script = f"echo $SLURM_ARRAY_JOB_ID $(cat {path})"
