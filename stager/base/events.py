@@ -21,8 +21,8 @@ _PART_FIELDS = re.compile(_PART + r"([0-9a-f]{16}) ([0-9]{1,9}) (.*)", re.DOTALL
 LONGEST = 1000
 #: Bytes of a part's text: before it come `_PART`, 16 and 9 digits, and two spaces.
 _PIECE = LONGEST - len(_PART) - 16 - 9 - 2
-#: The most bytes of all events of which not every part has come. An outcome of 10,000 nodes has a
-#: few MiB.
+#: The most bytes of all events of which not every part has come, where each part counts as a whole
+#: one. An outcome of 10,000 nodes has a few MiB.
 _MOST = 64 << 20
 
 
@@ -71,7 +71,7 @@ class Parts:
             self._forget(name)  # what follows is not an event without this
         self._pieces.setdefault(name, []).append(text)
         self._numbers[name] = number
-        self._size += len(text)
+        self._size += max(len(text), _PIECE)
         if number == 0:
             whole = self._forget(name)
             return whole if whole.startswith(_EVENT) else ""
@@ -86,6 +86,6 @@ class Parts:
     def _forget(self, name: str) -> str:
         """Return what has come of an event, and keep it no more."""
         del self._numbers[name]
-        text = "".join(self._pieces.pop(name))
-        self._size -= len(text)
-        return text
+        pieces = self._pieces.pop(name)
+        self._size -= sum(max(len(piece), _PIECE) for piece in pieces)
+        return "".join(pieces)

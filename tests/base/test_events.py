@@ -92,3 +92,13 @@ def test_parts_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         assert read_event([parts.join(one) for one in whole][-1])
     with pytest.raises(ValueError, match="more than 9999 bytes of events are not whole"):
         parts.join(endless[-1])
+
+
+def test_many_parts_without_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory, too."""
+    monkeypatch.setattr(events, "_MOST", 10 * LONGEST)
+    parts = Parts()
+    for number in range(10):
+        assert parts.join(f"@event {number:016x} 1 ") == ""
+    with pytest.raises(ValueError, match="are not whole"):
+        parts.join(f"@event {10:016x} 1 ")
