@@ -56,6 +56,8 @@ PATIENCE = 10.0
 #: The most bytes of an answer, packed or not, and the most values in it: a short value takes some
 #: 80 bytes in Python. The status of 100,000 copies has 30 MiB and 1.6 million values.
 _LONGEST_ANSWER, _MOST_VALUES = 64 << 20, 4_000_000
+#: The commas of an answer's event.
+_COMMAS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,9 @@ class Mailbox:
             whole = self._parts[source].join(line)
         except ValueError:
             self.give_up(source, "its answer is too long")
+            return True
+        if whole != line and whole.count(",") > _COMMAS:
+            self.give_up(source, "its answer cannot be read")
             return True
         told = read_event(whole)
         if whole and (told is None or told["event"] not in ("hello", "answer")):

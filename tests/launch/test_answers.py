@@ -70,6 +70,14 @@ def test_an_answer_that_cannot_be_read_is_a_problem(data: str) -> None:
     assert mailbox.answers == {"n1": Answer("n1", None, "its answer cannot be read")}
 
 
+def test_an_event_with_more_in_it_than_an_answer_has_is_not_read() -> None:
+    """Millions of empty lists would take gigabytes."""
+    mailbox = Mailbox(["n1"])
+    for line in event("hello", node="n1", more=[[]] * LONGEST).split("\n"):
+        mailbox.take(line, "n1")
+    assert mailbox.answers == {"n1": Answer("n1", None, "its answer cannot be read")}
+
+
 def test_a_node_that_was_given_up_stays_so() -> None:
     mailbox = Mailbox(["n1"])
     mailbox.give_up("n1", "\x1b no")
