@@ -28,7 +28,7 @@ _CLOCKS = 60
 _FEW = 4096
 #: Seconds that the clean-up after a job has: STAGE_CLEAN_UP_LIMIT in stage.h, and some for its end.
 _CLEAN_UP = 50
-#: The ranks of a `doctor.facts.Hello`.
+#: The ranks of a `node.facts.Hello`.
 _HELLO_RANKS = 2
 
 

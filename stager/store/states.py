@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: Seconds for a look at the copies of one other user, and of all others together.
 _OWNER_LIMIT, _OWNERS_LIMIT = 5.0, 15.0
 #: Seconds for a look at the copies of the one user that root asks for. Other nodes than that of
-#: the command must answer within `launch.answers.PATIENCE`.
+#: the command must answer within `launch.nodes.PATIENCE`.
 _ONE_LIMIT = 3.0
 #: Files in the folders of one cache that are looked at: 4 µs each.
 _MOST_FILES = 250_000

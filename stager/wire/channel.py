@@ -37,8 +37,7 @@ FRAME = 512
 #: longer one, its digest.
 _SIGNATURE, _LENGTH, _DIGEST = 16, 8, 32
 _CONTENT = FRAME - _SIGNATURE - _LENGTH
-#: Most bytes that one rank may send to all: what it says about each item of the largest request,
-#: whose text has no more (`request.items`).
+#: Most bytes that one rank may send to all: what it says about each item of a request.
 MOST_OF_A_RANK = 64 << 20
 #: Most bytes that all ranks together may send to all: MPI counts them by 31 bits, and each rank
 #: holds them all.
