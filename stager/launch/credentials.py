@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from configparser import ConfigParser, Error
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -188,6 +187,8 @@ def _from_aws(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _section(path: str, name: str) -> dict[str, str]:
     """Return one section of a file of the AWS tools; empty if there is none."""
+    from configparser import ConfigParser, Error  # few stages are from a store
+
     parser = ConfigParser(interpolation=None, strict=False, default_section="")
     try:
         parser.read_string(Path(path).expanduser().read_text(encoding="utf-8"), path)

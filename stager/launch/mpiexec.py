@@ -24,7 +24,6 @@ from stager.launch import schedulers
 from stager.launch.environment import RANK, rank_environment
 from stager.launch.job import search_path
 from stager.launch.mpi import ABI, installed_abis
-from stager.launch.reach import sharing, ssh_agent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -337,6 +336,8 @@ def others(hosts: Hosts) -> list[str]:
 
 def find_agent(hosts: Hosts, policy: Policy) -> list[str]:
     """Return what reaches other hosts. Raise LaunchError if it is not installed."""
+    from stager.launch.reach import ssh_agent  # needed without Slurm only, and slow to import
+
     return ssh_agent(shlex.join(hosts.agent) if hosts.agent else policy.launch.agent)
 
 
@@ -346,6 +347,8 @@ def launch_by_mpiexec(ranks: Ranks) -> Iterator[Launch]:
 
     Raise LaunchError, UsageError, PolicyRefusal.
     """
+    from stager.launch.reach import sharing  # as in `find_agent`
+
     hosts, environment, library = ranks.hosts, ranks.environment, ranks.library
     mpiexec = find_mpiexec(ranks.policy)
     agent = find_agent(hosts, ranks.policy)

@@ -23,17 +23,6 @@ from stager.launch.environment import rank_environment
 from stager.launch.health import Paces, Pulses
 from stager.launch.job import FOLDERS, find_srun
 from stager.launch.mpi import library_for, peer_key, settle
-from stager.launch.mpiexec import (
-    Ranks,
-    folder_of_launcher,
-    launch_by_flux,
-    launch_by_mpiexec,
-    mpiexec_argv,
-    mpiexec_environment,
-    others,
-    simulated_names,
-)
-from stager.launch.reach import wait_for
 from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
 from stager.launch.schedulers import choose, find_line, read_text, wait_for_first
 from stager.launch.srun import HELLO_RANKS, hello_argv, srun_argv
@@ -199,6 +188,8 @@ class HostNodes:
 
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Do what `Nodes` says on these hosts; the first process of a line stages for all."""
+        from stager.launch import mpiexec  # needed without Slurm only
+
         _refuse_root("stage as an ordinary user")
         if self.line and not (request.dry_run or request.bench):
             request = replace(request, line=self.line.name)
@@ -212,9 +203,9 @@ class HostNodes:
             log_user=str(os.getuid()) if self.rules.report.syslog else "",
         )  # fmt: skip
         library = library_for(len(names), self.rules)
-        by = launch_by_flux if self.launcher == "flux" else launch_by_mpiexec
+        by = mpiexec.launch_by_flux if self.launcher == "flux" else mpiexec.launch_by_mpiexec
         extra = peer_key() if library else {}
-        ranks = Ranks(self.hosts, self.rules, request, with_stores(request), extra, library)
+        ranks = mpiexec.Ranks(self.hosts, self.rules, request, with_stores(request), extra, library)
         known = list(names)
 
         def on_rank_event(event: dict[str, Any]) -> None:
@@ -228,8 +219,10 @@ class HostNodes:
                 {"event": "hosts", "line": f"by {launch.name} on {nodes}, from {self.hosts.origin}"}
             )
             if launch.agent and self.wait:
+                from stager.launch.reach import wait_for  # slow to import
+
                 wait_for(
-                    others(self.hosts), launch.agent, launch.environment, self.wait,
+                    mpiexec.others(self.hosts), launch.agent, launch.environment, self.wait,
                     lambda silent, seconds: on_event(
                         {"event": "silent", "nodes": silent, "seconds": seconds}
                     ),
@@ -265,6 +258,8 @@ class SimulatedNodes:
 
         As root, they have a network of their own (`launch.alone`): no server can be reached there.
         """
+        from stager.launch import mpiexec  # needed without Slurm only
+
         url = next((item.source for item in request.items if item.scheme.is_url), "")
         if url and os.getuid() == 0:
             problem = "simulated nodes of root reach no server"
@@ -272,16 +267,18 @@ class SimulatedNodes:
         request = replace(request, nodes=self.count, local_root=self.root)
         if not request.dry_run:
             self._make_disks()
-        pulses = Pulses(lambda: simulated_names(self.count), "", request.stall_timeout)
+        pulses = Pulses(lambda: mpiexec.simulated_names(self.count), "", request.stall_timeout)
         limit = self.rules.launch.start_timeout
-        argv = mpiexec_argv(self.count)
-        with folder_of_launcher(is_shared_memory=True) as folder:
+        argv = mpiexec.mpiexec_argv(self.count)
+        with mpiexec.folder_of_launcher(is_shared_memory=True) as folder:
             environment = rank_environment(
-                with_stores(request), self.rules, request, mpiexec_environment(folder)
+                with_stores(request), self.rules, request, mpiexec.mpiexec_environment(folder)
             )
             return with_evictions(lambda: run(argv, environment, limit, on_event, pulses))
 
     def _make_disks(self) -> None:
+        from stager.launch.mpiexec import simulated_names
+
         for name in simulated_names(self.count):
             for cache_root in self.rules.roots:
                 make_disk(self.root, f"/{name}{cache_root}")
