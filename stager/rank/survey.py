@@ -270,19 +270,22 @@ class Surveyor:
             [] if self._rank else _ended_jobs(own, sorted(noted)), list_of(NUMBER)
         )
 
-    def note_uses(self, items: Sequence[SourcedItem]) -> None:
+    def note_uses(self, items: Sequence[SourcedItem], *, new: bool = False) -> None:
         """Note on all nodes what this job uses, while others can't evict it yet. Collective.
 
-        Not before it is there: what is there until then may be of another source.
+        What is ``new``, of which nothing is recorded, is noted before it is there, for the clean-up
+        after a stage that is killed. All else not before: until then it may be of another source.
         """
         own = [one for one in items if not self.is_of_site(one)]
         if own and self._context.request.job and not self._context.request.dry_run:
-            together(self._context, lambda: self._note_uses_here(own))
+            together(self._context, lambda: self._note_uses_here(own, new=new))
 
-    def _note_uses_here(self, items: Sequence[SourcedItem]) -> None:
+    def _note_uses_here(self, items: Sequence[SourcedItem], *, new: bool = False) -> None:
         request, node = self._context.request, self._context.node
         if not request.job or request.dry_run:
             return
+        if new:
+            items = [one for one in items if one.cache.load(one.item.destination) is None]
         of_site = any(self.is_of_site(one) for one in items)
         reader = request.shared_owner if of_site else 0
         destinations = [
