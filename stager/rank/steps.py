@@ -101,8 +101,6 @@ class StageRun:
             if held.waited:
                 items = self._surveyor.look_again(items)
             planned = self._plan_unused(items)
-            if any(one.task.plan.receivers for one in planned):
-                self._surveyor.note_uses(items, new=True)
             planned = self._make_transfers(planned, held)
             _forget_gone(planned, held)
             reports: list[ItemReport] = []

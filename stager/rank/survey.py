@@ -230,8 +230,7 @@ class Surveyor:
             if record and record.tree and not cache.is_updating(item.destination):
                 from stager.store.tree_validity import standing_of  # not needed for files
 
-                path = self._context.node.path(item.destination)
-                if standing := standing_of(path, cache, record):
+                if standing := standing_of(cache.path_of(item.destination), cache, record):
                     yield item.destination, standing
 
     def look_again(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
@@ -252,10 +251,18 @@ class Surveyor:
         return together(self._context, lambda: self._survey_here(items), _SURVEYS)
 
     def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
-        # Nobody holds the locks of these: before they are found current, so that they stay.
-        self._note_uses_here([one for one in items if self.is_of_site(one)])
+        self._note_uses_here([one for one in items if self._is_noted_before(one)])
         self._jobs.clear()
         return [self._survey_item(one) for one in items]
+
+    def _is_noted_before(self, one: SourcedItem) -> bool:
+        """Whether the use of an item is noted before what is there is looked at.
+
+        What the site stages has no lock of this user's, so that it stays when it is found current;
+        of what has no record yet, the clean-up must know if the stage is killed.
+        """
+        record = one.cache.record_path(one.item.destination)
+        return self.is_of_site(one) or not os.path.exists(record)
 
     def ended_jobs(self, surveys: Iterable[Survey]) -> list[int]:
         """Return the jobs that have ended, as Slurm says, of those in the way. Collective.
@@ -270,22 +277,19 @@ class Surveyor:
             [] if self._rank else _ended_jobs(own, sorted(noted)), list_of(NUMBER)
         )
 
-    def note_uses(self, items: Sequence[SourcedItem], *, new: bool = False) -> None:
+    def note_uses(self, items: Sequence[SourcedItem]) -> None:
         """Note on all nodes what this job uses, while others can't evict it yet. Collective.
 
-        What is ``new``, of which nothing is recorded, is noted before it is there, for the clean-up
-        after a stage that is killed. All else not before: until then it may be of another source.
+        Not before it is there: what is there until then may be of another source.
         """
         own = [one for one in items if not self.is_of_site(one)]
         if own and self._context.request.job and not self._context.request.dry_run:
-            together(self._context, lambda: self._note_uses_here(own, new=new))
+            together(self._context, lambda: self._note_uses_here(own))
 
-    def _note_uses_here(self, items: Sequence[SourcedItem], *, new: bool = False) -> None:
+    def _note_uses_here(self, items: Sequence[SourcedItem]) -> None:
         request, node = self._context.request, self._context.node
         if not request.job or request.dry_run:
             return
-        if new:
-            items = [one for one in items if one.cache.load(one.item.destination) is None]
         of_site = any(self.is_of_site(one) for one in items)
         reader = request.shared_owner if of_site else 0
         destinations = [
@@ -296,7 +300,7 @@ class Surveyor:
 
     def _survey_item(self, one: SourcedItem) -> Survey:
         item, source, node = one.item, one.source, self._context.node
-        path = node.path(item.destination)
+        path = one.cache.path_of(item.destination)
         if not self._rank and not item.scheme.is_url:
             check_apart(item.source, path)
         if one.cache.is_updating(item.destination) and self._may_finish(one):
