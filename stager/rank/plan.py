@@ -211,7 +211,7 @@ class Task:
     @property
     def path(self) -> str:
         """Where the copy is on this node's disk."""
-        return self.node.path(self.item.destination)
+        return self.cache.path_of(self.item.destination)
 
     @property
     def form(self) -> Form:

@@ -52,7 +52,7 @@ def task(cache: Cache, rank: int = 0, lifetime: Lifetime = Lifetime.CACHE) -> Ta
 def test_a_rank_knows_whether_it_sends_or_receives_and_where(cache: Cache) -> None:
     assert (task(cache, 0).sends, task(cache, 0).receives) == (True, False)
     assert (task(cache, 1).sends, task(cache, 1).receives) == (False, True)
-    assert task(cache).path == "/disks/n0/nvme/x"
+    assert task(replace(cache, disk="/disks/n0")).path == "/disks/n0/nvme/x"
 
 
 def test_a_new_record_names_the_job_and_keeps_a_pin(cache: Cache) -> None:

@@ -38,7 +38,7 @@ def late(tmp_path: Path) -> Task:
         remote=RemoteSettings(),
         space=Space(),
         job=0,
-        cache=open_cache(str(tmp_path / "nvme"), os.getuid()),
+        cache=open_cache(str(tmp_path / "nvme"), os.getuid(), disk=str(tmp_path)),
         node=Node("n0", str(tmp_path), os.getuid()),
         rank=0,
         since=time.time_ns(),
