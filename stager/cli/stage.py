@@ -22,7 +22,6 @@ from stager.cli.shared_options import (
     run_options,
 )
 from stager.cli.terminal import complain, ignore, print_json, say
-from stager.request.items import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +63,7 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
     For each SRC:DST: the nodes that would get it, from where, and why. Copies that would be evicted
     to make room are listed too. Run it inside a job, with --hosts, or with --local.
     """
-    return stage_values(values, run, work=Work.PLAN, as_json=as_json)
+    return stage_values(values, run, dry_run=True, as_json=as_json)
 
 
 #: Bytes of the file that is staged.
@@ -113,7 +112,7 @@ def stage_values(
     values: Sequence[str],
     options: RunOptions,
     *,
-    work: Work = Work.STAGE,
+    dry_run: bool = False,
     as_json: bool = False,
     verbose: bool = False,
 ) -> int:
@@ -133,7 +132,7 @@ def stage_values(
                 told["launcher"] = event["line"]
             progress.show(event)
 
-        outcome = targets.stage(values, nodes, dry_run=work is Work.PLAN, on_event=on_event)
+        outcome = targets.stage(values, nodes, dry_run=dry_run, on_event=on_event)
     if as_json:
         print_json(outcome.to_json() | told)
     else:

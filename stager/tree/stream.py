@@ -363,13 +363,6 @@ class Tree(Protocol):
         """Write ``data`` at ``offset`` of the row's file."""
 
 
-class NewTree(Tree, Protocol):
-    """A tree whose files are made; those without data are not in the stream."""
-
-    def create(self, row: int) -> None:
-        """Make the row's file, which has no data."""
-
-
 class StreamWriter:
     """Writes the files of a stream to a tree, but only the rows that ``needs`` marks."""
 
