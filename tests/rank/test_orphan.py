@@ -7,11 +7,11 @@ import sys
 
 #: A rank that imports mpi4py as from shared storage that hangs, and shows when that has begun.
 RANK = """
-import sys, time
+import os, sys, time
 class Storage:
     def find_spec(self, name, path, target=None):
         if name == "mpi4py":
-            print("imports", flush=True)
+            os.write(1, b"imports\\n")
             time.sleep(60)
 sys.meta_path.insert(0, Storage())
 from stager.rank.__main__ import main
