@@ -85,6 +85,17 @@ class Share(StrEnum):
     ALL = "all"
 
 
+class Via(StrEnum):
+    """How a destination that goes with its job gets the copy from the node's store."""
+
+    #: By what takes least room there: a clone, a hard link, or a copy.
+    AUTO = "auto"
+    #: It is a symbolic link to the store's copy.
+    LINK = "link"
+    #: It is a copy of its own.
+    COPY = "copy"
+
+
 #: The value of an option that may have patterns and was given without one.
 ITSELF = ("",)
 
@@ -115,6 +126,7 @@ class Options:
     links: Links = Links.KEEP
     #: Whether staging may destroy the user's own files at the destination.
     replace: bool = False
+    via: Via = Via.AUTO
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""

@@ -19,6 +19,7 @@ from stager.base.options import (
     Share,
     Validate,
     Verify,
+    Via,
 )
 
 ALL = Options(
@@ -32,6 +33,7 @@ ALL = Options(
     decompress=("*.gz", "b"),
     mode=Mode.SHARD,
     by="part-{n}",
+    via=Via.LINK,
 )
 
 
@@ -51,6 +53,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "layout": FolderLayout,
         "links": Links,
         "replace": bool,
+        "via": Via,
     } == OPTION_TYPES
 
 

@@ -42,8 +42,8 @@ NO_CONDA = "'conda' is not one of auto, no"
 IN_SCRIPT = "(for a variable that only the script knows, run stagectl stage in the script)"
 OPTIONS = (
     "known: validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, "
-    "share, layout, links, replace. If not, write \\, where it is part of a path (in an #SBATCH "
-    "line \\\\,)"
+    "share, layout, links, replace, via. If not, write \\, where it is part of a path (in an "
+    "#SBATCH line \\\\,)"
 )
 OUTSIDE = (
     "is not beneath a folder that this site stages to; choose a destination beneath /nvme; if you "

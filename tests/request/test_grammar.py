@@ -47,7 +47,7 @@ UNKNOWN_URL = (
 )
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
-    "layout, links, replace"
+    "layout, links, replace, via"
 )
 IN_PATH = "If not, write \\, where it is part of a path"
 NO_NUMBER = (
