@@ -10,6 +10,8 @@ from __future__ import annotations
 SITE_CONFIG = "/etc/slurm/stage.toml"
 #: The folder beneath each cache root that holds one folder of records for each user.
 RECORDS_FOLDER = ".slurm-stage"
+#: The folder of a user's entries in the node's store, beside the records of them.
+STORE_FOLDER = "store"
 #: The parent and the name of `RUN_FOLDER`, for root's programs, which open it step by step.
 RUN, RUN_NAME = "/run", "slurm-stage"
 #: One room for each user, in which the ranks leave the status of a stage for the job's other

@@ -38,6 +38,14 @@ class RefusedError(Exception):
         self.failures = failures
 
 
+class StoreFullError(Exception):
+    """The store of some node has no room for an entry; ``why`` is for the user."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class StaleError(Exception):
     """The survey is out of date, so all ranks survey again. All ranks raise this.
 

@@ -126,7 +126,7 @@ def _each(
     def take() -> list[T]:
         found: list[T] = []
         for one in transfers:
-            about(one.task.item.destination)
+            about(one.task.place)
             found.append(step(one))
         return found
 
@@ -282,6 +282,6 @@ def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
     members = [verdicts[rank] for rank in task.plan.members]
     wrong = [one.node for one in members if one.keyed_digest != first.keyed_digest]
     if wrong:
-        text = f"{task.item.destination}: the bytes received differ from those sent; submit again"
+        text = f"{task.place}: the bytes received differ from those sent; submit again"
         raise RefusedError([Failure(IntegrityError.code, text, node) for node in wrong])
     return first.digest

@@ -303,7 +303,7 @@ class ImageSender(FileSender):
         task, now = self.task, time.monotonic()
         if now - self._told >= _PERIOD:
             self._told = now
-            destination, seconds = task.item.destination, now - self._begun
+            destination, seconds = task.place, now - self._begun
             tell("making", destination=destination, node=task.node.name, seconds=seconds)
         if free_space(task.cache.folder, task.space).usable <= 0:
             raise SpaceError(

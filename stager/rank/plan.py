@@ -164,6 +164,16 @@ def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
     return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True)
 
 
+def plan_views(size: int, surveys: Sequence[Survey], *, anew: bool = False) -> TransferPlan:
+    """Plan the views of an entry of ``size`` bytes: each node makes its own of what it has.
+
+    All are made ``anew`` if what is there is of another entry.
+    """
+    current = tuple(rank for rank, one in enumerate(surveys) if one.current and not anew)
+    receivers = tuple(rank for rank in range(len(surveys)) if rank not in current)
+    return TransferPlan(size, receivers, current, (), False, "")
+
+
 def joint_digest(digests: Iterable[str]) -> str:
     """Return one xxh3-128, in hexadecimal, for parts with these ``digests``."""
     return xxhash.xxh3_128_hexdigest("".join(digests).encode())
@@ -192,7 +202,8 @@ class Task:
     ``item.destination`` is the final path: a file's name is appended where the user named a folder.
     ``job`` is Slurm's job id, 0 outside of Slurm. ``since`` is when this rank began to look at what
     is on the node, in nanoseconds since 1970. ``settings`` are those of this item's transfer.
-    ``standing`` is how the copy of a folder was then, None if there was none.
+    ``standing`` is how the copy of a folder was then, None if there was none. ``shown`` is the
+    destination that the user named, if this is an entry of the store.
     """
 
     item: StageItem
@@ -207,11 +218,17 @@ class Task:
     rank: int
     since: int
     standing: Standing | None = None
+    shown: str = ""
 
     @property
     def path(self) -> str:
         """Where the copy is on this node's disk."""
         return self.cache.path_of(self.item.destination)
+
+    @property
+    def place(self) -> str:
+        """The destination that messages name."""
+        return self.shown or self.item.destination
 
     @property
     def form(self) -> Form:
@@ -305,4 +322,4 @@ class Task:
         if record:  # without its record, nobody would know that it was staged
             self.cache.save(record.as_damaged())
         text = "this copy is damaged; submit again: the next stage replaces it"
-        return Failure(IntegrityError.code, f"{self.item.destination}: {text}", self.node.name)
+        return Failure(IntegrityError.code, f"{self.place}: {text}", self.node.name)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 from stager.base.errors import BusyError, Failure, StageError
 from stager.base.telemetry import Phase, about
-from stager.rank.agree import RefusedError, StaleError, locked
-from stager.rank.plan import Form, Task, plan_item, settings_for, settings_to_send
-from stager.rank.report import Delivered, Progress, item_report, tell
+from stager.base.options import Mode
+from stager.base.outcome import Note, NoteKind
+from stager.rank.agree import RefusedError, StaleError, StoreFullError, locked, together
+from stager.rank.plan import Form, Task, plan_item, plan_views, settings_for, settings_to_send
+from stager.rank.report import Delivered, Progress, item_report, tell, view_report
+from stager.store.entries import has_entry
 from stager.rank.survey import Surveyor
 from stager.store.validity import Reason
 
@@ -28,11 +31,14 @@ if TYPE_CHECKING:
     from stager.base.telemetry import Stopwatch
     from stager.rank.agree import Busy, Context, Held
     from stager.rank.file_transfer import Transfer
+    from stager.rank.plan import TransferPlan
     from stager.rank.survey import SourcedItem
     from stager.request.items import StageItem
+    from stager.source.endpoints import RemoteSettings
     from stager.store.cache import Cache
     from stager.store.locks import Locks
     from stager.store.validity import Survey
+    from stager.wire.layout import Settings
 
 #: Attempts in which the source changed while it was read, after which the stage fails.
 _ATTEMPTS = 3
@@ -46,12 +52,17 @@ _CLEAN_UP = (0.2, 0.8, 2.0)
 class PlannedItem:
     """An item with its plan, and the ``surveys`` of all nodes in rank order.
 
-    ``transfer`` is None if no node receives anything.
+    ``transfer`` is None if no node receives anything. An entry of the node's store has ``views``.
     """
 
     task: Task
     surveys: Sequence[Survey]
     transfer: Transfer | None = None
+    views: Sequence[PlannedItem] = ()
+
+    def is_spoiled(self, rank: int) -> bool:
+        """Whether what a node has, if this is an entry, was changed: it is dropped, not mended."""
+        return self.surveys[rank].reason in (Reason.COPY_CHANGED, Reason.REPLACED)
 
 
 class StageRun:
@@ -84,6 +95,8 @@ class StageRun:
         while True:
             try:
                 return self._attempt()
+            except StoreFullError as full:
+                self._surveyor.no_store = full.why
             except StaleError as stale:
                 # Those with damaged copies are not counted: no copy is found current again.
                 attempts += not stale.damaged
@@ -106,15 +119,12 @@ class StageRun:
             reports: list[ItemReport] = []
             for batch in _batches(planned):
                 delivered = self._deliver(batch)
+                self._make_views(batch)
                 seconds = (time.monotonic() - begun) / len(batch)
                 begun = time.monotonic()
                 for one, found in zip(batch, delivered, strict=True):
                     self._add_paces(found.paces)
-                    dry_run = self._context.request.dry_run
-                    report = item_report(one.task, one.surveys, found, seconds, dry_run=dry_run)
-                    if report.received:
-                        self._earlier[one.task.item] = report
-                    reports.append(self._earlier.get(one.task.item, report))
+                    reports += self._reports(one, found, seconds)
             self._surveyor.note_uses(items)
             return reports
 
@@ -128,7 +138,12 @@ class StageRun:
         if self._context.request.dry_run:
             return []
         of_site = self._surveyor.is_of_site
-        return [(one.cache, one.item.destination) for one in items if not of_site(one)]
+        return [
+            (part.cache, part.item.destination)
+            for one in items
+            for part in one.parts
+            if not of_site(part)
+        ]
 
     def _report_wait(self, busy: Busy, seconds: float) -> None:
         if self._rank == 0:
@@ -141,9 +156,10 @@ class StageRun:
         """
         for pause in (*_CLEAN_UP, 0.0):
             planned = self._plan(items, self._surveyor.survey(items))
-            own = (one.surveys for one in planned if not one.task.cache.shared)
+            parts = [part for one in planned for part in (one, *one.views)]
+            own = (one.surveys for one in parts if not one.task.cache.shared)
             ended = self._surveyor.ended_jobs(chain.from_iterable(own))
-            used = [failure for one in planned for failure in _uses_in_the_way(one, ended)]
+            used = [failure for one in parts for failure in _uses_in_the_way(one, ended)]
             if not used:
                 break
             if not pause or self._context.request.dry_run:
@@ -154,30 +170,59 @@ class StageRun:
     def _plan(
         self, items: Sequence[SourcedItem], answers: Sequence[Sequence[Survey]]
     ) -> list[PlannedItem]:
-        request = self._context.request
+        of_parts = iter(zip(*answers, strict=True))  # of each item and view, in rank order
         planned: list[PlannedItem] = []
-        for index, one in enumerate(items):
-            surveys = [of_rank[index] for of_rank in answers]
-            settings = settings_for(
-                one.item, one.source, request.transfer, request.remote, len(surveys)
-            )
-            plan = plan_item(one.item, one.source, surveys, settings.readers)
-            task = Task(
-                item=one.item,
-                source=one.source,
-                plan=plan,
-                settings=settings_to_send(settings, plan),
-                remote=request.remote.shared_by(len(plan.senders)),
-                space=request.space,
-                job=request.job,
-                cache=one.cache,
-                node=self._context.node,
-                rank=self._rank,
-                since=self._surveyor.since,
-                standing=self._surveyor.standings.get(one.item.destination),
-            )
-            planned.append(PlannedItem(task, surveys))
+        for one in items:
+            surveys = next(of_parts)
+            of_views = [(view, next(of_parts)) for view in one.views]
+            if of_views and all(survey.current for _, found in of_views for survey in found):
+                surveys = of_views[0][1]  # nobody needs the entry, be it there or not
+            whole = self._plan_item(one, surveys)
+            # Another split of a folder makes another part of each node's.
+            anew = one.item.options.mode is Mode.SHARD and bool(whole.task.plan.receivers)
+            views = [self._plan_view(view, found, anew=anew) for view, found in of_views]
+            planned.append(replace(whole, views=views))
         return planned
+
+    def _plan_item(self, one: SourcedItem, surveys: Sequence[Survey]) -> PlannedItem:
+        request = self._context.request
+        settings = settings_for(
+            one.item, one.source, request.transfer, request.remote, len(surveys)
+        )
+        plan = plan_item(one.item, one.source, surveys, settings.readers)
+        settings = settings_to_send(settings, plan)
+        remote = request.remote.shared_by(len(plan.senders))
+        planned = PlannedItem(self._task(one, plan, settings, remote), surveys)
+        if one.views and planned.is_spoiled(self._rank):
+            return replace(planned, task=replace(planned.task, standing=None))
+        return planned
+
+    def _plan_view(
+        self, one: SourcedItem, surveys: Sequence[Survey], *, anew: bool
+    ) -> PlannedItem:
+        plan = plan_views(one.source.facts.size, surveys, anew=anew)
+        task = self._task(one, plan, self._context.request.transfer, self._context.request.remote)
+        return PlannedItem(task, surveys)
+
+    def _task(
+        self, one: SourcedItem, plan: TransferPlan, settings: Settings, remote: RemoteSettings
+    ) -> Task:
+        request = self._context.request
+        return Task(
+            item=one.item,
+            source=one.source,
+            plan=plan,
+            settings=settings,
+            remote=remote,
+            space=request.space,
+            job=request.job,
+            cache=one.cache,
+            node=self._context.node,
+            rank=self._rank,
+            since=self._surveyor.since,
+            standing=self._surveyor.standings.get(one.item.destination),
+            shown=one.shown,
+        )
 
     def _make_transfers(self, planned: Sequence[PlannedItem], held: Held) -> list[PlannedItem]:
         """Make a transfer for each item that any node receives, and room for it. Collective.
@@ -185,9 +230,11 @@ class StageRun:
         The modules that move data are imported here, so that a stage whose copies are all current
         does without them.
         """
-        if not any(one.task.plan.receivers for one in planned):
+        if not any(part.task.plan.receivers for one in planned for part in (one, *one.views)):
             return list(planned)
         from stager.rank.provision import make_room, make_transfer
+
+        self._drop_spoiled(planned)
 
         listings = self._surveyor.listings
         planned = [
@@ -204,10 +251,28 @@ class StageRun:
                 for path in (source, os.path.realpath(source)):
                     wanted |= _with_folders_above(path)
         transfers = [one.transfer for one in planned if one.transfer]
-        chosen = make_room(self._context, transfers, wanted, held.locks, self._note_evicted)
+        views = [(view.task, one.task) for one in planned for view in one.views]
+        chosen = make_room(self._context, transfers, views, wanted, held.locks, self._note_evicted)
         if self._context.request.dry_run:
             self.to_evict += chosen
         return planned
+
+    def _drop_spoiled(self, planned: Sequence[PlannedItem]) -> None:
+        """Remove entries of the store that were changed on this node. Collective."""
+        spoiled = [
+            one.task
+            for one in planned
+            if one.views and one.task.receives and one.is_spoiled(self._rank)
+        ]
+
+        def drop() -> None:
+            from stager.store.removal import discard  # rarely needed
+
+            for task in spoiled:
+                discard(task.cache, task.item.destination)
+
+        if any(one.views for one in planned) and not self._context.request.dry_run:
+            together(self._context, drop)
 
     def _note_evicted(self, one: Evicted) -> None:
         self.evictions += 1
@@ -224,14 +289,42 @@ class StageRun:
             return [_nothing_sent(one.task) for one in batch]
         from stager.rank.delivery import deliver  # not needed where all copies are current
 
-        tell = [Progress(one.task.item.destination).tell for one in transfers]
+        tell = [Progress(one.task.place).tell for one in transfers]
         sent = iter(deliver(self._context, transfers, self._watch, tell))
         return [next(sent) if one.transfer else _nothing_sent(one.task) for one in batch]
+
+    def _make_views(self, batch: Sequence[PlannedItem]) -> None:
+        """Make what jobs see of the entries of the store. Collective."""
+        views = [(view.task, one.task) for one in batch for view in one.views]
+        if not views or self._context.request.dry_run:
+            return
+        for view, _ in views:
+            if self._rank in view.plan.current:
+                view.note_use()
+        if any(view.plan.receivers for view, _ in views):
+            from stager.rank.view import make_views  # not needed where all views are current
+
+            make_views(self._context, views)
+
+    def _reports(self, one: PlannedItem, found: Delivered, seconds: float) -> list[ItemReport]:
+        dry_run = self._context.request.dry_run
+        report = item_report(one.task, one.surveys, found, seconds, dry_run=dry_run)
+        if report.received:
+            self._earlier[one.task.item] = report
+        report = self._earlier.get(one.task.item, report)
+        if one.views:
+            return [view_report(report, v.task, v.surveys, dry_run=dry_run) for v in one.views]
+        if self._surveyor.no_store and has_entry(one.task.item, self._context.request.space):
+            why = f"note: not kept for the next job: {self._surveyor.no_store}"
+            report = replace(report, notes=[*report.notes, Note(NoteKind.REMARK, why)])
+        return [report]
 
 
 def _uses_in_the_way(one: PlannedItem, ended: Collection[int]) -> Iterator[Failure]:
     """Yield a failure for each node where a job uses what ``one`` would replace."""
-    place = one.task.item.destination
+    place, other = one.task.item.destination, "choose another destination, or "
+    if one.views:
+        place, other = f"the copy of {one.task.item.source} in the node's store", ""
     for rank in one.task.plan.receivers:
         survey = one.surveys[rank]
         jobs = [job for job in survey.jobs if job not in ended]
@@ -244,7 +337,7 @@ def _uses_in_the_way(one: PlannedItem, ended: Collection[int]) -> Iterator[Failu
             several = len(jobs) > 1
             text = (
                 f"{place} is used by job{'s' * several} {','.join(map(str, jobs))}, and "
-                f"would be replaced ({_why_replaced(survey)}); choose another destination, or "
+                f"would be replaced ({_why_replaced(survey)}); {other}"
                 f"submit again when {'they have' if several else 'it has'} ended"
             )
         else:

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
-from stager.base.errors import SourceError, UsageError
-from stager.base.options import Lifetime, Mode, Share
+from stager.base.errors import SourceError, StageError, UsageError
+from stager.base.options import Lifetime, Mode, Share, Via
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
 from stager.fs.files import copy_mode
@@ -24,8 +24,17 @@ from stager.source.access import look_at
 from stager.source.description import Listings, Source, SourceFacts
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
-from stager.store.leases import note_uses
-from stager.store.validity import Survey, check_apart, open_to, other_source, survey, survey_shared
+from stager.store.entries import as_entry, entry_of, has_entry
+from stager.store.leases import linked, note_uses
+from stager.store.validity import (
+    Reason,
+    Survey,
+    check_apart,
+    open_to,
+    other_source,
+    survey,
+    survey_shared,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,12 +163,37 @@ _SURVEYS = row_of(list[Survey])
 
 
 @dataclass(frozen=True, slots=True)
+class _Looked:
+    """What a rank saw first: the sources on rank 0, and why it has no store, if it has none."""
+
+    sources: tuple[Source, ...]
+    no_store: str
+
+
+_LOOKED = record_of(_Looked, sources=SOURCES, no_store=TEXT)
+
+
+@dataclass(frozen=True, slots=True)
 class SourcedItem:
-    """An item, its source as rank 0 sees it, and the cache that it is in on this node."""
+    """An item, its source as rank 0 sees it, and the cache that it is in on this node.
+
+    An entry of the node's store has ``views``: the items whose destinations are made of it.
+    """
 
     item: StageItem
     source: Source
     cache: Cache
+    views: tuple[SourcedItem, ...] = ()
+
+    @property
+    def parts(self) -> tuple[SourcedItem, ...]:
+        """What is surveyed: the item itself, then its views."""
+        return (self, *self.views)
+
+    @property
+    def shown(self) -> str:
+        """The destination that its user knows."""
+        return self.views[0].item.destination if self.views else self.item.destination
 
 
 class Surveyor:
@@ -174,58 +208,84 @@ class Surveyor:
         self._rank = context.comm.rank
         #: The jobs that use each destination, of the caches that were looked at in this survey.
         self._jobs: dict[Cache, dict[str, list[int]]] = {}
-        #: This node's cache of each item.
-        self._caches: tuple[Cache, ...] = ()
+        #: This node's cache of each root.
+        self._caches: dict[str, Cache] = {}
         self.listings = Listings()
         self.standings: dict[str, Standing] = {}
         self.since = 0
+        #: Why nothing is kept in the nodes' stores, for the user; empty if it is.
+        self.no_store = ""
 
     def look(self) -> list[SourcedItem]:
         """Look at sources and caches on all nodes. Collective."""
         self._begin()
-        sources = together(self._context, self._look_here, SOURCES)[0]
-        return [
-            SourcedItem(item, source, cache)
-            for item, source, cache in zip(
-                self._context.request.items, sources, self._caches, strict=True
-            )
-        ]
+        looked = together(self._context, self._look_here, _LOOKED)
+        self.no_store = next((one.no_store for one in looked if one.no_store), "")
+        found = map(self._sourced, self._context.request.items, looked[0].sources)
+        return self._with_entries([*found])
+
+    def _sourced(self, item: StageItem, source: Source) -> SourcedItem:
+        return SourcedItem(item, source, self._caches[item.root])
+
+    def _with_entries(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
+        """Return what is staged: entries of the store in the place of items that have one."""
+        found: dict[str, SourcedItem] = {}
+        for one in items:
+            if entry := self._entry_of(one.item):
+                known = found.get(entry.destination) or self._sourced(entry, as_entry(one.source))
+                one = replace(known, views=(*known.views, one))
+            found[one.item.destination] = one
+        return [*found.values()]
+
+    def _entry_of(self, item: StageItem) -> StageItem | None:
+        space = self._context.request.space
+        if self.no_store or not has_entry(item, space):
+            return None
+        return entry_of(item, space.store, self._context.node.uid)
 
     def _begin(self) -> None:
         self.listings.clear()
         self.standings.clear()
         self.since = time.time_ns()
 
-    def _look_here(self) -> tuple[Source, ...]:
+    def _look_here(self) -> _Looked:
         """Return the sources; rank 0 alone has them."""
-        context, request, node = self._context, self._context.request, self._context.node
-        items = request.items
-        open_or_plan = plan_cache if request.dry_run else open_cache
-        sources = look_at_sources(context, items, self.listings)
-        by_root: dict[str, Cache] = {}
-        for item in items:
-            if item.root not in by_root:
-                by_root[item.root] = open_or_plan(
-                    node.path(item.root),
-                    request.shared_owner if item.shared else node.uid,
-                    shared=item.shared,
-                    of_root=RootFacts(
-                        item.root in request.space.private,
-                        request.space.hints.get(item.root, ""),
-                        by_user=bool(request.hosts),
-                    ),
-                    disk=node.disk,
-                )
-        self._caches = tuple(by_root[item.root] for item in items)
+        request = self._context.request
+        sources = look_at_sources(self._context, request.items, self.listings)
+        for item in request.items:
+            if item.root not in self._caches:
+                self._caches[item.root] = self._open(item)
+        no_store = self.no_store
+        entries = [entry for item in request.items if (entry := self._entry_of(item))]
+        try:
+            if entries and entries[0].root not in self._caches:
+                self._caches[entries[0].root] = self._open(entries[0])
+        except StageError as error:
+            entries, no_store = [], error.message
         if self._rank:  # while rank 0 lists the sources, the others look at their copies
-            self.standings.update(self._look_at_copies(items, self._caches))
-        return sources
+            self.standings.update(self._look_at_copies((*request.items, *entries)))
+        return _Looked(sources, no_store)
 
-    def _look_at_copies(
-        self, items: Sequence[StageItem], caches: Sequence[Cache]
-    ) -> Iterator[tuple[str, Standing]]:
+    def _open(self, item: StageItem) -> Cache:
+        """Return this node's cache of an item's root."""
+        request, node = self._context.request, self._context.node
+        open_or_plan = plan_cache if request.dry_run else open_cache
+        return open_or_plan(
+            node.path(item.root),
+            request.shared_owner if item.shared else node.uid,
+            shared=item.shared,
+            of_root=RootFacts(
+                item.root in request.space.private,
+                request.space.hints.get(item.root, ""),
+                by_user=bool(request.hosts),
+            ),
+            disk=node.disk,
+        )
+
+    def _look_at_copies(self, items: Iterable[StageItem]) -> Iterator[tuple[str, Standing]]:
         """Yield the destinations that have a tree by their record, and what is there now."""
-        for item, cache in zip(items, caches, strict=True):
+        for item in items:
+            cache = self._caches[item.root]
             record = cache.load(item.destination)
             if record and record.tree and not cache.is_updating(item.destination):
                 from stager.store.tree_validity import standing_of  # not needed for files
@@ -236,24 +296,39 @@ class Surveyor:
     def look_again(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
         """Look at the sources again: they may have changed during a wait. Collective."""
         self._begin()
-        wanted = [one.item for one in items]
+        wanted = [view.item for one in items for view in one.views or (one,)]
         sources = together(
             self._context, lambda: look_at_sources(self._context, wanted, self.listings), SOURCES
         )[0]
-        return [replace(one, source=source) for one, source in zip(items, sources, strict=True)]
+        return self._with_entries([*map(self._sourced, wanted, sources)])
 
     def is_of_site(self, one: SourcedItem) -> bool:
         """Whether only another account stages the item: this user uses a current copy or fails."""
         return one.cache.uid != self._context.node.uid
 
     def survey(self, items: Sequence[SourcedItem]) -> list[list[Survey]]:
-        """Survey all items on all nodes. Return the answers of each rank. Collective."""
+        """Survey all items on all nodes. Return the answers of each rank. Collective.
+
+        The answers for the views of an item follow its own.
+        """
         return together(self._context, lambda: self._survey_here(items), _SURVEYS)
 
     def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
         self._note_uses_here([one for one in items if self._is_noted_before(one)])
         self._jobs.clear()
-        return [self._survey_item(one) for one in items]
+        return [
+            replace(self._survey_item(part, one), way=self._way(one, part))
+            for one in items
+            for part in one.parts
+        ]
+
+    def _way(self, one: SourcedItem, part: SourcedItem) -> str:
+        """Return how a view is made here of its entry; nothing for what is no view."""
+        if part is one:
+            return ""
+        from stager.rank.view import way_of  # not needed without a store
+
+        return way_of(part.item, one.cache, part.cache)
 
     def _is_noted_before(self, one: SourcedItem) -> bool:
         """Whether the use of an item is noted before what is there is looked at.
@@ -295,10 +370,12 @@ class Surveyor:
         destinations = [
             one.item.destination for one in items if one.item.root not in request.space.of_job
         ]
+        destinations += [linked(one.item.destination) for one in items if _is_linked(one)]
         if destinations:
             note_uses(node.uid, request.job, destinations, reader)
 
-    def _survey_item(self, one: SourcedItem) -> Survey:
+    def _survey_item(self, one: SourcedItem, whole: SourcedItem) -> Survey:
+        """Return the survey of one part of the ``whole``: of an entry, or of one of its views."""
         item, source, node = one.item, one.source, self._context.node
         path = one.cache.path_of(item.destination)
         if not self._rank and not item.scheme.is_url:
@@ -307,13 +384,26 @@ class Surveyor:
             from stager.store.removal import finish  # rarely needed
 
             finish(one.cache, item.destination, force=item.options.replace)
-        found = self._survey_function(one)(item, path, source, one.cache, node.name)
+        found = self._survey_function(one, whole)(item, path, source, one.cache, node.name)
+        if one.views and not found.reason and self._has_other_names(one):
+            found = replace(found, reason=Reason.COPY_CHANGED, changed=True)
         found = replace(found, open_to=open_to(path, one.cache))
         if not self.is_of_site(one):
             found = self._with_what_is_there(found, one, path)
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, pinned=record.pinned)
         return found
+
+    def _has_other_names(self, entry: SourcedItem) -> bool:
+        """Return whether a folder of an entry has got or lost a name since it was staged.
+
+        In a folder of a user's own, further files are welcome; here nobody would find them.
+        """
+        from stager.store.tree_validity import names_changed  # not needed for files
+
+        standing = self.standings.get(entry.item.destination)
+        path = entry.cache.path_of(entry.item.destination)
+        return bool(standing) and names_changed(path, standing.table)
 
     def _may_finish(self, one: SourcedItem) -> bool:
         return not (self.is_of_site(one) or self._context.request.dry_run)
@@ -342,19 +432,30 @@ class Surveyor:
         else:
             if cache not in self._jobs:
                 self._jobs[cache] = cache.jobs()
-            jobs = {*self._jobs[cache].get(one.item.destination, ())}
+            # What is made of an entry stays as it is without it, but for a link.
+            used = linked(one.item.destination) if one.views else one.item.destination
+            jobs = {*self._jobs[cache].get(used, ())}
         if not other_source(one.item, record):
             jobs.discard(own)
         return tuple(sorted(jobs))
 
-    def _survey_function(self, one: SourcedItem) -> Callable[..., Survey]:
+    def _survey_function(self, one: SourcedItem, whole: SourcedItem) -> Callable[..., Survey]:
         if self.is_of_site(one):
             return survey_shared
+        if whole is not one and one.item.options.via is Via.LINK:
+            from stager.rank.view import survey_link  # rarely needed
+
+            return partial(survey_link, entry=whole.cache.path_of(whole.item.destination))
         if not one.source.is_tree and not one.item.options.extract:
             return survey
         from stager.store.tree_validity import survey_tree  # not needed for files
 
         return partial(survey_tree, standings=self.standings)
+
+
+def _is_linked(one: SourcedItem) -> bool:
+    """Return whether a view of an entry is a symbolic link to it."""
+    return any(view.item.options.via is Via.LINK for view in one.views)
 
 
 def _ended_jobs(own: int, jobs: Sequence[int]) -> list[int]:

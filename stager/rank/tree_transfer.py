@@ -23,6 +23,7 @@ from stager.rank.file_transfer import Published, Sender, Sink
 from stager.rank.reuse import read_marks
 from stager.source.access import open_tree
 from stager.store.cache import check_inodes
+from stager.store.entries import is_entry
 from stager.store.parents import made_parents
 from stager.store.record import TreeFacts
 from stager.store.removal import updating
@@ -172,7 +173,7 @@ class TreeSink(Sink):
     def _begin(self, listing: Listing) -> PartialTree:
         task = self.task
         self.stack.enter_context(made_parents(task.cache, task.path))
-        self._tree = PartialTree(task.cache, listing)
+        self._tree = PartialTree(task.cache, listing, is_read_only=is_entry(task.item.destination))
         self.stack.callback(self._tree.close)
         return self._tree
 
@@ -263,7 +264,7 @@ class FolderSink(TreeSink):
         self._reuse = reuse
         self._split = split
         self._listing = folder.listing
-        if task.source.environments:  # its symbolic links are as the copy must have them
+        if task.source.relocation:  # its symbolic links are as the copy must have them
             self._listing = with_moved_links(folder.listing, self._relocation)
         #: A byte for each row: 1 if this rank receives its file.
         self._lacks = bytearray(len(folder.listing))
@@ -333,7 +334,7 @@ class FolderSink(TreeSink):
                 self._tree.create(row, data)
                 digests[row] = xxhash.xxh3_128_digest(data)
         self._originals = {}
-        if self.task.source.environments:
+        if self.task.source.relocation:
             known = self._reuse.table.originals if self._reuse.table else {}
             self._originals = {
                 row: known[self._reuse.rows[row]]
@@ -400,8 +401,8 @@ class UnpackSink(TreeSink):
         digests = self._unpacker.finish()
         tree.adopt()
         tree.share(options.share, task.source.group)
-        self._listing = listing = tree.copy
-        if options.relocate is Relocate.AUTO:
+        self._listing = listing = replace(tree.copy, modes=tree.modes)
+        if task.source.relocation == Relocate.AUTO:
             self._relocate(digests)
         tree.sync()
         self._digests = bytearray(DIGEST_SIZE * len(listing))

@@ -44,6 +44,14 @@ _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
 _NO_ID = 0xFFFFFFFF
 
 
+def linked(entry: str) -> str:
+    """Return what is noted of an entry to which a job's destination is a link.
+
+    It must not be replaced then; what else is made of it lasts without it.
+    """
+    return f"{entry}/."
+
+
 def note_uses(uid: int, job: int, destinations: Sequence[str], reader: int = 0) -> None:
     """Keep the ``destinations`` on this node as long as the user's job runs.
 

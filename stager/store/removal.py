@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.options import Lifetime
-from stager.fs.files import facts_beneath, opened_beneath, stage_errors
+from stager.fs.files import facts_beneath, opened_beneath, remove_tree, stage_errors
+from stager.fs.partial_file import fresh_name
 from stager.source.description import SourceFacts
 from stager.store.parents import remove_parents
 from stager.store.record import is_ours
@@ -95,6 +97,21 @@ def remove(cache: Cache, locks: Locks, destination: str, job: int = 0) -> Record
         return record
     finally:
         locks.release(destination)
+
+
+def discard(cache: Cache, destination: str) -> None:
+    """Remove what is at the destination of an entry, with all that is in it, and its record.
+
+    The caller holds its lock. Raise OSError or DestinationError.
+    """
+    path = cache.path_of(destination)
+    with stage_errors(path), suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.chmod(path, stat.S_IRWXU)  # only a folder that its owner may write in can be moved
+        with fresh_name(cache.partial) as gone:
+            os.rename(path, gone)
+        remove_tree(gone)
+    cache.forget(destination)
 
 
 def _emptied(record: Record) -> Record:

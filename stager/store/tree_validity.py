@@ -72,6 +72,18 @@ def standing_of(path: str, cache: Cache, record: Record | None) -> Standing | No
     return Standing(record.tree.table_digest, table, look(path, table))
 
 
+def names_changed(path: str, table: Table) -> bool:
+    """Return whether a folder in the copy at ``path`` has another time than the ``table`` says.
+
+    That is the time at which a name in it came or went.
+    """
+    above = os.fsencode(path) + b"/"
+    return any(
+        os.lstat(above + table.source.paths[row]).st_mtime_ns != table.mtimes[row]
+        for row in table.source.rows(Kind.FOLDER)
+    )
+
+
 def survey_tree(
     item: StageItem,
     path: str,

@@ -33,6 +33,7 @@ from stager.fs.files import (
     read_back,
     who_could_replace,
 )
+from stager.store.entries import is_entry
 from stager.store.record import is_ours
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ class Survey:
     replaces: str = ""
     #: Who else could replace the copy, and by which folder, as the user is told.
     open_to: str = ""
+    #: How a view of the node's store is made there: a `fs.clone.Way`; empty for what is no view.
+    way: str = ""
 
     @property
     def current(self) -> bool:
@@ -323,7 +326,8 @@ def judge(
         return Reason.COPY_CHANGED
     if validate is Validate.STAT:
         same = (copy.mtime_ns, copy.inode) == (there.st_mtime_ns, there.st_ino)
-        return None if same and there.st_nlink == 1 else Reason.COPY_CHANGED
+        alone = there.st_nlink == 1 or is_entry(record.destination)  # its views may be links
+        return None if same and alone else Reason.COPY_CHANGED
     return None
 
 

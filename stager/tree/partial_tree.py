@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from stager.base import linux
 from stager.base.telemetry import count
 from stager.fs.files import (
+    WRITABLE,
     CopyFacts,
     give_permissions,
     opened,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from stager.tree.table import Table
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_REPLACE = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -49,13 +49,15 @@ class PartialTree:
 
     First `lay_out`, then for each file one of `keep`, `create` or `write`, then `seal`, `publish`
     or `hand_over`, and `close`. Several threads may write. `create` and `write` raise OSError, the
-    other methods SpaceError or DestinationError.
+    other methods SpaceError or DestinationError. What ``is_read_only`` can be written by nobody
+    once it is finished.
     """
 
-    def __init__(self, cache: Cache, listing: Listing) -> None:
+    def __init__(self, cache: Cache, listing: Listing, *, is_read_only: bool = False) -> None:
         self._root = cache.root
         self._partial = cache.partial
         self._listing = listing
+        self._refused = WRITABLE if is_read_only else 0
         self._lock = threading.Lock()
         #: Files that are written in parts: their descriptors, and the bytes that are still missing.
         self._open: dict[int, tuple[int, int]] = {}
@@ -133,7 +135,8 @@ class PartialTree:
     def _create(self, row: int) -> int:
         # Mostly with its permissions, so that it needs none later. Its top folder is the owner's.
         listing = self._listing
-        return os.open(self._base + listing.paths[row], _CREATE, listing.modes[row])
+        mode = listing.modes[row] & ~self._refused
+        return os.open(self._base + listing.paths[row], _CREATE, mode)
 
     def _complete(self, row: int, descriptor: int) -> None:
         """Close a file that has all its data."""
@@ -147,7 +150,7 @@ class PartialTree:
     def _finish(self, row: int, descriptor: int) -> None:
         """Give a file or folder its group, permissions and time."""
         listing = self._listing
-        mode, group = listing.modes[row], listing.groups[row]
+        mode, group = listing.modes[row] & ~self._refused, listing.groups[row]
         os.utime(descriptor, ns=(listing.mtimes[row], listing.mtimes[row]))
         facts = os.fstat(descriptor)
         if (stat.S_IMODE(facts.st_mode), facts.st_gid) != (mode, group):
@@ -175,12 +178,14 @@ class PartialTree:
 
     def rewrite(self, row: int, data: bytes) -> None:
         """Replace the data of the row's file."""
-        path = self._base + self._listing.paths[row]
         with stage_errors(self.path):
-            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-            with opened(path, _REPLACE) as descriptor:
+            os.unlink(self._base + self._listing.paths[row])  # it may be that of another tree, too
+            descriptor = self._create(row)
+            try:
                 write_all(descriptor, data, 0)
                 self._finish(row, descriptor)
+            finally:
+                os.close(descriptor)
 
     def read_back(self, row: int) -> bytes:
         """Return the xxh3-128 of the row's file, read from the disk and not from the page cache."""
@@ -211,13 +216,20 @@ class PartialTree:
         self.copy = replace(self._listing, extents={})
 
     @property
+    def modes(self) -> array[int]:
+        """The permissions of the entries, as they are without ``is_read_only``."""
+        return self._listing.modes
+
+    @property
     def allocated(self) -> int:
         """The bytes that the sealed tree takes on a disk, without holes."""
         return replace(self.copy, extents=self._listing.extents).allocated()
 
     def share(self, share: Share, group: int) -> None:
         """Give the adopted files and folders the permissions and the ``group`` of copies."""
-        before, self.copy = self.copy, self.copy.as_copied(share, group)
+        before, self._listing = self.copy, self._listing.as_copied(share, group)
+        modes = array("Q", (mode & ~self._refused for mode in self._listing.modes))
+        self.copy = replace(self._listing, modes=modes, extents={})
         with stage_errors(self.path):
             for row, path in enumerate(before.paths):
                 if before.groups[row] != self.copy.groups[row]:
