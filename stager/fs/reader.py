@@ -54,6 +54,28 @@ def changed(path: str, *, is_another: bool = False) -> IntegrityError:
     )
 
 
+def data_extents(descriptor: int, size: int) -> Iterator[Extent]:
+    """Yield the extents with data in the first ``size`` bytes of an open file. Raise OSError."""
+    end = 0
+    if os.fstat(descriptor).st_blocks * BLOCK >= size > 0:  # no hole
+        yield Extent(0, size)
+        end = size
+    while end < size:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+            hole = min(size, os.lseek(descriptor, begin, os.SEEK_HOLE))
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole up to the end
+                return
+            if error.errno not in _NO_HOLES:
+                raise
+            begin, hole = end, size
+        count()
+        if begin < hole:
+            yield Extent(begin, hole - begin)
+        end = hole
+
+
 class Pace:
     """Reads little at a time while storage is slow, so that others see that it moves."""
 
@@ -97,30 +119,10 @@ class FileReader:
     def extents(self, size: int) -> Iterator[Extent]:
         """Yield the extents with data in the first ``size`` bytes, in order; the rest is holes."""
         try:
-            if os.fstat(self.descriptor).st_blocks * BLOCK < size:
-                with doing(Kind.READ, self._path):
-                    yield from self._seek_extents(size)
-            elif size:
-                yield Extent(0, size)
+            with doing(Kind.READ, self._path):
+                yield from data_extents(self.descriptor, size)
         except OSError as error:
             raise SourceError(f"{self._path}: {error.strerror}") from None
-
-    def _seek_extents(self, size: int) -> Iterator[Extent]:
-        end = 0
-        while end < size:
-            try:
-                begin = os.lseek(self.descriptor, end, os.SEEK_DATA)
-                hole = min(size, os.lseek(self.descriptor, begin, os.SEEK_HOLE))
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole up to the end
-                    return
-                if error.errno not in _NO_HOLES:
-                    raise
-                begin, hole = end, size
-            count()
-            if begin < hole:
-                yield Extent(begin, hole - begin)
-            end = hole
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset`` bytes on.

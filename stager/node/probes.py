@@ -13,10 +13,8 @@ from pathlib import Path
 
 from stager.base.interfaces import Interface, Kind, interfaces, is_in, known_addresses
 from stager.base.mounts import mount_of, mounted_by_stranger
+from stager.fs.clone import FICLONE
 from stager.fs.partial_file import NO_UNNAMED
-
-#: Asks ioctl(2) to let one file share all bytes of another (linux/fs.h).
-_FICLONE = 0x40049409
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def _can_clone(path: str) -> bool:
         first, second = _new_file(path), _new_file(path)
         try:
             os.write(first, bytes(os.sysconf("SC_PAGESIZE")))
-            fcntl.ioctl(second, _FICLONE, first)
+            fcntl.ioctl(second, FICLONE, first)
             return True
         finally:
             os.close(first)
