@@ -55,7 +55,7 @@ PACKAGES = $(CLUSTER_PACKAGES) $(SERVER_PACKAGES) cppcheck clang-format clang-ti
 	charliecloud-runtime python3-dev mandoc zsh fish mmdebstrap $(if $(shell command -v npm),,npm) $(DEB_PACKAGES) lintian
 CLUSTER_PACKAGES = $(SLURM_PACKAGES) munge openmpi-bin libpmix-dev iproute2 gcc make libc6-dev \
 	fuse3 libfuse3-dev pkg-config squashfs-tools python3-venv procps util-linux util-linux-extra \
-	e2fsprogs openssh-client openssh-server
+	e2fsprogs xfsprogs btrfs-progs openssh-client openssh-server
 SLURM_PACKAGES = slurmctld slurmd slurm-client libslurm-dev slurm-wlm-basic-plugins
 # The servers of the tests of sources, and what compresses and copies beside them.
 SERVER_PACKAGES = libopenmpi-dev rsync zstd nginx-light openssl curl skopeo umoci docker-registry \

@@ -1,21 +1,31 @@
-"""Write files to a cache as a rank does, and look at what is on the disk then."""
+"""Write files to a cache as a rank does, and look at what is on the disk then.
+
+Mount real filesystems for a test, which nobody else sees and which are gone at the end. Needs root.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
-from contextlib import suppress
+import subprocess
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stager.base.extents import Extent
 from stager.fs.partial_file import Partial
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from stager.fs.files import CopyFacts
     from stager.store.cache import Cache
 
+    #: A disk for a ``with`` block.
+    Disk = AbstractContextManager[Path]
 
 OLD, NEW = b"old" * 1000, b"new!" * 5000
 MTIME = 1_700_000_000_123_456_789
@@ -70,3 +80,72 @@ def owners(folder: Path) -> dict[str, tuple[int, int, str]]:
         )
         for path in sorted(folder.rglob("*"))
     }  # fmt: skip
+
+
+@contextmanager
+def private_mounts() -> Iterator[None]:
+    """Have what this thread, and the processes that it starts, mount or unmount undone at the end.
+
+    The kernel does so when the process is killed, too.
+    """
+    new_mounts = 0x00020000  # CLONE_NEWNS
+    here, before = (os.open(path, os.O_RDONLY) for path in (".", "/proc/thread-self/ns/mnt"))
+    try:
+        _call("unshare", new_mounts)
+        try:
+            subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+            yield
+        finally:
+            _call("setns", before, new_mounts)
+            os.fchdir(here)
+    finally:
+        os.close(here)
+        os.close(before)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc[name](*arguments):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+@contextmanager
+def _mounted(size: str, make: str, *mount: str) -> Iterator[Path]:
+    """Mount a new filesystem of ``size``, as truncate(1) reads it, in which all users may write."""
+    with tempfile.TemporaryDirectory() as name, private_mounts():
+        image, folder = Path(name, "image"), Path(name, "disk")
+        folder.mkdir()
+        if make:
+            subprocess.run(["truncate", f"--size={size}", image], check=True)
+            subprocess.run([*make.split(), image], check=True)
+        subprocess.run(["mount", *mount, image, folder], check=True)
+        folder.chmod(0o1777)
+        yield folder
+
+
+def xfs(size: str = "300M", make: str = "-m reflink=1", mount: str = "loop") -> Disk:
+    """Mount a new XFS, which has 300 MB at least, with more options to make and to mount it."""
+    return _mounted(size, f"mkfs.xfs -q {make}", "-o", mount)
+
+
+def btrfs(size: str = "110M", mount: str = "loop") -> Disk:
+    """Mount a new btrfs, which has 109 MB at least."""
+    return _mounted(size, "mkfs.btrfs -q", "-o", mount)
+
+
+def ext4(size: str = "32M", make: str = "", mount: str = "loop") -> Disk:
+    """Mount a new ext4."""
+    return _mounted(size, f"mkfs.ext4 -q -m0 {make}", "-o", mount)
+
+
+def tmpfs(size: str = "32M") -> Disk:
+    """Mount a new tmpfs."""
+    return _mounted(size, "", "-t", "tmpfs", "-o", f"size={size}")
+
+
+@contextmanager
+def bound(folder: Path) -> Iterator[Path]:
+    """Mount ``folder`` a second time."""
+    with tempfile.TemporaryDirectory() as name, private_mounts():
+        subprocess.run(["mount", "--bind", folder, name], check=True)
+        yield Path(name)
