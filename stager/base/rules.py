@@ -9,14 +9,20 @@ import pwd
 import re
 import tomllib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Rules:
     """What root needs of stage.toml: folders, and amounts of a disk."""
 
-    #: Without those that come and go with a job or a user: root touches nothing there.
+    #: Without those that come and go with a job or a user: root touches nothing there. With the
+    #: ``store``.
     roots: list[str]
     shared_roots: list[str]
     keep_free: Amount
@@ -27,6 +33,10 @@ class Rules:
     shared_owner: int = 0
     #: Whether what becomes of copies is told in the system log.
     syslog: bool = True
+    #: The folder that keeps copies behind the folders of jobs, empty for none; and the most that
+    #: those of all users take there, 0 for no limit.
+    store: str = ""
+    store_size: Amount = 0
 
 
 def read_rules(config: str) -> Rules:
@@ -37,7 +47,8 @@ def read_rules(config: str) -> Rules:
         raise ValueError("roots is missing")
     names = ("cache", "metrics", "report", "shared")
     cache, metrics, report, shared = (_section(document, name) for name in names)
-    roots = _lasting(document["roots"])
+    store = _read(cache, "store", "", store_path)
+    roots = with_store(_lasting(document["roots"]), store)
     shared_roots = _folders(shared, "roots", "shared.roots")
     owner = shared_owner(shared.get("owner", ""))
     if shared_roots and not owner:
@@ -45,12 +56,15 @@ def read_rules(config: str) -> Rules:
     textfile = metrics.get("textfile", "")
     if not isinstance(textfile, str) or not (textfile.startswith("/") or textfile == ""):
         raise ValueError("metrics.textfile is not an absolute path")
-    keep_free = _read(cache, "keep_free", KEEP_FREE)
-    headroom = _read(cache, "headroom", 0)
+    keep_free = _read(cache, "keep_free", KEEP_FREE, disk_amount)
+    headroom = _read(cache, "headroom", 0, disk_amount)
+    size = _read(cache, "size", 0, disk_amount)
     syslog = report.get("syslog", True)
     if not isinstance(syslog, bool):
         raise ValueError("report.syslog is neither true nor false")  # noqa: TRY004
-    return Rules(roots, shared_roots, keep_free, headroom, textfile, owner, syslog)
+    return Rules(
+        roots, shared_roots, keep_free, headroom, textfile, owner, syslog, store, size
+    )  # fmt: skip
 
 
 def fault_text(config: str, error: OSError | ValueError) -> str:
@@ -140,9 +154,27 @@ def disk_amount(value: object) -> Amount:
         raise ValueError(f'{error}, or percent of a disk such as "5%"') from None
 
 
-def _read(section: dict[str, Any], key: str, default: Amount) -> Amount:
+def store_path(value: object) -> str:
+    """Return the path of the store, empty for none. Raise ValueError."""
+    if value == "":
+        return ""
+    plain = isinstance(value, str) and value.startswith("/") and "%" not in value
+    if not plain or any(part in ("", ".", "..") for part in str(value)[1:].split("/")):
+        raise ValueError(
+            "must be \"\", or an absolute path without '%', '.', '..' or a '/' at its end: the "
+            "folder is the same for all jobs and users"
+        )
+    return str(value)
+
+
+def with_store(roots: list[str], store: str) -> list[str]:
+    """Return the roots and the store, each once."""
+    return roots if not store or store in roots else [*roots, store]
+
+
+def _read(section: dict[str, Any], key: str, default: object, value_of: Callable[[object], T]) -> T:
     try:
-        return disk_amount(section.get(key, default))
+        return value_of(section.get(key, default))
     except ValueError as error:
         raise ValueError(f"cache.{key} {error}") from None
 

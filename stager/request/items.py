@@ -161,6 +161,10 @@ class Space:
     of_job: tuple[str, ...] = ()
     #: How a job asks for a root, or for more room there: an option of sbatch.
     hints: Mapping[str, str] = field(default_factory=dict)
+    #: That of the roots that keeps copies behind the folders of jobs, empty for none; and the most
+    #: that those of all users take there, 0 for no limit.
+    store: str = ""
+    store_size: Amount = 0
     #: Most bytes and members that one archive may unpack to.
     unpacked_size: int = UNPACKED_SIZE
     unpacked_members: int = UNPACKED_MEMBERS

@@ -31,7 +31,14 @@ from pydantic import (
 from stager.base.errors import PolicyRefusal
 from stager.base.extents import ALIGNMENT
 from stager.base.paths import INTERFACES
-from stager.base.rules import KEEP_FREE, byte_size, disk_amount, shared_owner
+from stager.base.rules import (
+    KEEP_FREE,
+    byte_size,
+    disk_amount,
+    shared_owner,
+    store_path,
+    with_store,
+)
 from stager.request.grammar import Tolerance
 from stager.request.items import UNPACKED_MEMBERS, UNPACKED_SIZE
 from stager.request.names import LETTERS, fill_letters, letters_at_submission, letters_of
@@ -41,7 +48,7 @@ from stager.source.schemes import URLS
 from stager.wire.layout import Algorithm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 #: Most of those who meet a fault in stage.toml are users, who cannot mend it.
@@ -233,6 +240,8 @@ Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, Befor
 Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: The same, or percent of a disk.
 DiskAmount = Annotated[int | str, BeforeValidator(disk_amount)]
+#: A folder, or empty for none.
+Store = Annotated[str, BeforeValidator(store_path)]
 #: Bytes a second, 0 for no limit.
 Rate = Annotated[int, BeforeValidator(_rate)]
 #: How many nodes may fail.
@@ -261,6 +270,10 @@ class Cache(_Section):
     #: What is made free beyond ``keep_free`` after each job: the least recently used copies of all
     #: users are evicted. With 0, no user's copies are evicted for another user.
     headroom: DiskAmount = 0
+    #: Where copies are kept from which those in the folders of jobs are made; empty for nowhere.
+    store: Store = ""
+    #: The most that the copies of all users take there; 0 for no limit.
+    size: DiskAmount = 0
     #: The most bytes and members that one archive may unpack to.
     unpacked_size: Bytes = UNPACKED_SIZE
     unpacked_members: Annotated[int, Field(ge=1, strict=True)] = UNPACKED_MEMBERS
@@ -457,8 +470,13 @@ class Policy(_Section):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The folders on each node's own disks, beneath which users may stage."""
-        return tuple(place.path for place in self.places)
+        """The folders on each node's own disks that hold copies: those of users, and the store."""
+        return tuple(with_store([place.path for place in self.places], self.store))
+
+    @property
+    def store(self) -> str:
+        """The folder that keeps copies behind the folders of jobs; empty for none."""
+        return self.cache.store
 
     @property
     def private_roots(self) -> tuple[str, ...]:
@@ -517,22 +535,40 @@ class Policy(_Section):
     @property
     def allowed(self) -> tuple[str, ...]:
         """The folders beneath which users may stage."""
-        return self.destinations or self.roots
+        return self.destinations or tuple(place.path for place in self.places)
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
+        roots = tuple(place.path for place in self.places)
         for folder in self.destinations:
-            if not any(f"{folder}/".startswith(f"{root}/") for root in self.roots):
+            if not _is_in(folder, roots):
                 raise ValueError(f"destinations: {folder} is not beneath one of roots")
         for folder in self.shared_roots:
-            if folder in self.roots:
+            if folder in roots:
                 raise ValueError(
                     f"shared.roots: {folder} is one of roots too; choose another folder"
                 )
         for name, path in self.variables.items():
-            if not any(f"{path}/".startswith(f"{root}/") for root in self.roots):
+            if not _is_in(path, roots):
                 raise ValueError(f"variables.{name}: {path} is not beneath one of roots")
+        self._check_store()
         return self
+
+    def _check_store(self) -> None:
+        """Raise ValueError if users could stage into the store, or if it went with a job."""
+        lasting = [place.path for place in self.places if not place.private]
+        others = [root for root in (*self.roots, *self.shared_roots) if root != self.store]
+        if self.store in (*self.private_roots, *self.shared_roots) or _is_in(self.store, others):
+            or_one = f", or one of {', '.join(lasting)}" if lasting else ""
+            raise ValueError(
+                f"cache.store: {self.store} is in a folder that users stage to; choose a folder "
+                f"outside of roots and shared.roots{or_one}"
+            )
+
+
+def _is_in(path: str, folders: Iterable[str]) -> bool:
+    """Return whether a path is one of the folders, or beneath one."""
+    return any(f"{path}/".startswith(f"{folder}/") for folder in folders)
 
 
 def _filled(pattern: str, letters: Mapping[str, str]) -> str | None:

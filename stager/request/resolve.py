@@ -34,7 +34,7 @@ def build_request(
     space = Space(
         keep_free=limits.keep_free, user_limit=limits.user_limit,
         roots=policy.roots, private=policy.private_roots, of_job=policy.job_roots,
-        hints=policy.hints,
+        hints=policy.hints, store=policy.store, store_size=limits.size,
         unpacked_size=limits.unpacked_size, unpacked_members=limits.unpacked_members,
     )  # fmt: skip
     return StageRequest(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
     path = tmp_path / "stage.toml"
     path.write_text(
-        f'roots = ["/nvme"]\n[cache]\nkeep_free = {size}\nheadroom = {size}\n'
+        f'roots = ["/nvme"]\n[cache]\nkeep_free = {size}\nheadroom = {size}\nsize = {size}\n'
+        'store = "/disk"\n'
         '[metrics]\ntextfile = "/run/x.prom"\n'
         '[shared]\nowner = "nobody"\nroots = ["/nvme/all"]\n'
     )
@@ -28,14 +29,14 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
     assert rules == Rules(
         list(policy.roots), list(policy.shared_roots), policy.cache.keep_free,
         policy.cache.headroom, policy.metrics.textfile,
-        policy.shared_owner,
+        policy.shared_owner, store=policy.store, store_size=policy.cache.size,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "size", ["1e9", "true", '"10_000"', '"8Gbit"', '"1.5"', "-1", '""', "[]", '"100%"', '"%"']
 )
-@pytest.mark.parametrize("key", ["keep_free", "headroom"])
+@pytest.mark.parametrize("key", ["keep_free", "headroom", "size"])
 def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: str) -> None:
     path = tmp_path / "stage.toml"
     path.write_text(f'roots = ["/nvme"]\n[cache]\n{key} = {size}\n')
@@ -100,3 +101,16 @@ def test_root_knows_only_the_roots_that_are_the_same_for_all(tmp_path: Path) -> 
         ' { path = "/tmp", private = true }, { path = "/of/%U" }]'
     )
     assert read_rules(str(path)).roots == ["/nvme", "/full/100%", "/data"]
+
+
+@pytest.mark.parametrize("store", ['""', '"/a"', '"/a/b"', '"/a/"', '"/"', '"a"', '"/a/%j"', "5"])
+def test_root_accepts_the_same_store_as_users(tmp_path: Path, store: str) -> None:
+    path = tmp_path / "stage.toml"
+    path.write_text(f'roots = ["/nvme"]\n[cache]\nstore = {store}\n')
+    roots: list[list[str] | None] = []
+    for read in (lambda: load(path).roots, lambda: read_rules(str(path)).roots):
+        try:
+            roots.append([*read()])
+        except (PolicyRefusal, ValueError):
+            roots.append(None)
+    assert roots[0] == roots[1]

@@ -139,7 +139,7 @@ def test_the_json_of_a_request() -> None:
         '"transfer": {"chunk": 2097152, "depth": 0, "readers": [], "writers": 0, '
         '"algorithm": "auto", "requests": 1, "direct": true}, '
         '"space": {"keep_free": 0, "user_limit": 0, "roots": [], '
-        '"private": [], "of_job": [], "hints": {}, '
+        '"private": [], "of_job": [], "hints": {}, "store": "", "store_size": 0, '
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '

@@ -38,6 +38,8 @@ variables = { SLURM_TMPDIR = "/scratch/%u.%j.%r/tmp" }
 keep_free = "10GB"
 user_limit = "2.5%"
 headroom = 5
+store = "/scratch"
+size = "200G"
 unpacked_size = "2GiB"
 unpacked_members = 6
 
@@ -119,6 +121,8 @@ def test_the_defaults_are_these() -> None:
             "keep_free": "5%",
             "user_limit": "60%",
             "headroom": 0,
+            "store": "",
+            "size": 0,
             "unpacked_size": 1 << 40,
             "unpacked_members": 10_000_000,
         },
@@ -182,6 +186,8 @@ def test_every_key_can_be_set(path: Path) -> None:
             "keep_free": 10_000_000_000,
             "user_limit": "2.5%",
             "headroom": 5,
+            "store": "/scratch",
+            "size": 200_000_000_000,
             "unpacked_size": 2 << 30,
             "unpacked_members": 6,
         },
@@ -732,3 +738,48 @@ def test_a_job_cannot_lead_a_root_elsewhere_by_its_name(path: Path) -> None:
 def test_a_root_or_variable_that_cannot_be_is_refused(path: Path, text: str, problem: str) -> None:
     path.write_text(text)
     assert refusal(path).startswith(f"{path}: {problem}")
+
+
+NO_STORE = (
+    """must be "", or an absolute path without '%', '.', '..' or a '/' at its end: """
+    "the folder is the same for all jobs and users"
+)
+WITH_STORE = """
+roots = ["/nvme", "/scratch/%u.%j", { path = "/tmp", private = true }]
+[cache]
+store = "STORE"
+[shared]
+owner = "nobody"
+roots = ["/nvme/all", "/all"]
+"""
+
+
+@pytest.mark.parametrize("store", ["/scratch", "/nvme", "/disk/.slurm-stage/store"])
+def test_the_store_holds_copies_but_users_name_none_there(path: Path, store: str) -> None:
+    path.write_text(WITH_STORE.replace("STORE", store))
+    rules = load(path)
+    for policy in (rules, rules.at(IN_JOB)):
+        assert policy.store == store
+        assert policy.roots.count(store) == 1
+        assert store not in {*policy.job_roots, *policy.private_roots}
+        assert (store in policy.allowed) == (store == "/nvme")
+
+
+@pytest.mark.parametrize("store", ["/nvme/store", "/tmp", "/tmp/x", "/nvme/all", "/all", "/all/x"])
+def test_the_store_is_not_where_users_stage(path: Path, store: str) -> None:
+    path.write_text(WITH_STORE.replace("STORE", store))
+    assert refusal(path) == (
+        f"{path}: cache.store: {store} is in a folder that users stage to; choose a folder outside "
+        "of roots and shared.roots, or one of /nvme"
+    )
+
+
+@pytest.mark.parametrize("store", ["/a/", "/", "a", "/a/../b", "/a//b", "/a/%u"])
+def test_the_store_is_one_plain_path(path: Path, store: str) -> None:
+    path.write_text(WITH_STORE.replace("STORE", store))
+    assert refusal(path) == f"{path}: cache.store: {NO_STORE}"
+
+
+def test_no_variable_leads_to_the_store(path: Path) -> None:
+    path.write_text('roots = ["/nvme"]\n[cache]\nstore = "/disk"\n[variables]\nX = "/disk/x"\n')
+    assert refusal(path) == f"{path}: variables.X: /disk/x is not beneath one of roots"

@@ -515,3 +515,15 @@ def test_images_that_no_destination_names_are_among_their_users_records() -> Non
     ):
         with pytest.raises(UsageError, match="is reserved for slurm-stage's own records"):
             resolve([Directive(image, other)], policy)
+
+
+@pytest.mark.parametrize(
+    "destination", ["/scratch/img", "/scratch/.slurm-stage/5/store/1/img", "/scratch/alice.13/img"]
+)
+def test_no_destination_is_in_the_store_or_in_another_jobs_folder(destination: str) -> None:
+    rules = Policy.model_validate({"roots": ["/scratch/%u.%j"], "cache": {"store": "/scratch"}})
+    rules = rules.at({"u": "alice", "j": "12"})
+    with pytest.raises((PolicyRefusal, UsageError), match="not beneath a folder|is reserved"):
+        resolve([Directive("/data/img", destination)], rules)
+    own = "/scratch/alice.12"
+    assert resolve([Directive("/data/img", f"{own}/img")], rules)[0].root == own
