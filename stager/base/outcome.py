@@ -155,6 +155,9 @@ class ItemReport:
     notes: list[Note] = field(default_factory=list)
     #: Requests to a store that had to be repeated.
     retries: int = 0
+    #: How it was made of what the nodes' stores keep, there where it was made: ``reflink``, ``hard
+    #: link``, ``copy`` or ``symbolic link``.
+    ways: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _item_line(item: ItemReport) -> str:
     if not item.received:
         return (
             f"{item.destination}: current on {nodes_text(item.current)}, nothing moved "
-            f"({_size(item)}, {seconds_text(item.seconds)})"
+            f"({_size(item)}{_ways(item)}, {seconds_text(item.seconds)})"
         )
     origin = _origin(item)
     if item.tree and item.tree.parts:
@@ -102,6 +102,11 @@ def _item_line(item: ItemReport) -> str:
     if item.retries:
         line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
     return f"{line}; current on {nodes_text(item.current)}" if item.current else line
+
+
+def _ways(item: ItemReport) -> str:
+    """Return how an item is made of what the nodes keep of it, if it is."""
+    return f", {' or '.join(item.ways)} of the node's copy" if item.ways else ""
 
 
 def _note_lines(item: ItemReport) -> Iterator[str]:
@@ -172,7 +177,8 @@ def evicted_lines(evicted: Sequence[Evicted], *, dry_run: bool = False) -> list[
 
 def _planned_line(item: ItemReport) -> str:
     if not item.received:
-        return f"{item.destination}: current on {nodes_text(item.current)}, nothing would move"
+        current = nodes_text(item.current)
+        return f"{item.destination}: current on {current}, nothing would move{_ways(item)}"
     origin = _origin(item)
     # What of a folder is there already is looked up by the stage alone.
     is_exact = item.reasons == ["absent"] and not item.shard_list
@@ -181,7 +187,7 @@ def _planned_line(item: ItemReport) -> str:
     way = "over" if item.shard_list else "to"
     line = (
         f"{item.destination}: {most}{_size(item)} {would} from {origin} "
-        f"{way} {nodes_text(item.received)} ({', '.join(item.reasons)})"
+        f"{way} {nodes_text(item.received)} ({', '.join(item.reasons)}{_ways(item)})"
     )
     return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 

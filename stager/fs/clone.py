@@ -109,7 +109,7 @@ def _copy(source: int, target: int, extent: Extent) -> None:
         count()
 
 
-def link(source: str, target: str) -> bool:
+def link(source: str | bytes, target: str | bytes) -> bool:
     """Make ``target`` another name of the file ``source``, which is not followed if it is a link.
 
     Return whether it is: not if the filesystem refuses, as ext4 does the 65,001st name of a file. A

@@ -18,6 +18,7 @@ from stager.base.extents import ALIGNMENT, Extent
 from stager.fs.files import (
     CREATE,
     OPEN_FOLDER,
+    READ_FILE,
     CopyFacts,
     give_permissions,
     opened,
@@ -128,11 +129,19 @@ class Partial:
         self._folder = cache.partial
         self._direct: int | None = None
         with stage_errors(self._folder):
-            self._file = UnnamedFile(self._folder)
+            self._file = self._make()
         if direct:
             with suppress(OSError):  # this filesystem has no direct writes
                 self._direct = self._open_again(os.O_WRONLY | os.O_DIRECT)
         self._is_direct = self._direct is not None
+
+    def _make(self) -> UnnamedFile:
+        return UnnamedFile(self._folder)
+
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        return self._file.descriptor
 
     def allocate(self, size: int, extents: Iterable[Extent]) -> None:
         """Give the file its size in bytes, and reserve disk space for its data."""
@@ -176,12 +185,13 @@ class Partial:
         with stage_errors(self._folder):
             return open(self._open_again(os.O_RDONLY), "rb")
 
-    def seal(self, mode: int, group: int, mtime_ns: int) -> None:
-        """Give the file its permissions and time, and write all of it to the disk."""
+    def seal(self, mode: int, group: int, mtime_ns: int, *, durable: bool = True) -> None:
+        """Give the file its permissions and time, and if ``durable`` write it to the disk."""
         with stage_errors(self._folder):
             give_permissions(self._file.descriptor, mode, group)
             os.utime(self._file.descriptor, ns=(mtime_ns, mtime_ns))
-            os.fsync(self._file.descriptor)
+            if durable:
+                os.fsync(self._file.descriptor)
 
     def publish(self, path: str) -> CopyFacts:
         """Rename the sealed file to ``path``, in place of any file there, and return its stat."""
@@ -202,3 +212,25 @@ class Partial:
         if self._direct is not None:
             os.close(self._direct)
         self._file.close()
+
+
+class Named(Partial):
+    """Another name of the file at ``path``, which nobody sees until `publish`."""
+
+    def __init__(self, cache: Cache, path: str) -> None:
+        self._path = path
+        super().__init__(cache, direct=False)
+
+    def _make(self) -> UnnamedFile:
+        return _OpenFile(self._folder, self._path)
+
+    def seal(self, mode: int, group: int, mtime_ns: int, *, durable: bool = True) -> None:
+        """Leave the file as it is: it has its other name, too."""
+
+
+class _OpenFile(UnnamedFile):
+    """The file at ``path``, which `rename` gives another name."""
+
+    def __init__(self, folder: str, path: str) -> None:
+        self._folder, self._name = folder, ""
+        self.descriptor = os.open(path, READ_FILE)

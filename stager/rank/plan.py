@@ -219,6 +219,8 @@ class Task:
     since: int
     standing: Standing | None = None
     shown: str = ""
+    #: How this node makes it of an entry in its store: a `fs.clone.Way`; empty for what is no view.
+    way: str = ""
 
     @property
     def path(self) -> str:

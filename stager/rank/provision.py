@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import row_of
+from stager.base.errors import SpaceError
 from stager.base.options import Mode
 from stager.base.outcome import Evicted
-from stager.rank.agree import together
+from stager.fs.clone import Way
+from stager.rank.agree import StoreFullError, together
 from stager.rank.file_transfer import SIDES, FileSender, Sender, Sink, Transfer
 from stager.rank.plan import Form
 from stager.store.cache import caches_in
@@ -25,7 +28,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EVICTED = row_of(list[Evicted])
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What a node would evict, or why its store has no room."""
+
+    evicted: list[Evicted] = field(default_factory=list)
+    full: str = ""
+
+
+_PLANNED = row_of(_Planned)
 #: `Sink.need` of each item.
 _NEEDS = row_of(list[tuple[int, int]])
 
@@ -111,40 +123,57 @@ def _from_first(
 def make_room(
     context: Context,
     transfers: Sequence[Transfer],
+    views: Sequence[tuple[Task, Task]],
     wanted: Collection[str],
     locks: Mapping[Cache, Locks],
     on_evicted: Callable[[Evicted], None],
 ) -> list[Evicted]:
-    """Evict copies until all new ones fit on their nodes. Collective.
+    """Evict copies until all new ones and the ``views`` of entries fit on their nodes. Collective.
 
     Return those of all nodes that are to go: a dry run evicts none. ``on_evicted`` is called with
     each that is gone on this node: what fails later may be the end of all ranks. No ``wanted``
-    destination is evicted. Raise RefusedError if a node has too little room even so; none was
-    evicted then, unless another process took the room meanwhile.
+    destination is evicted. Raise RefusedError if a node has too little room even so, StoreFullError
+    if it lacks in its store; none was evicted then, unless another process took the room meanwhile.
     """
     needs = _needs_here(context, transfers)
+    needs += [_view_need(*one) for one in views if one[0].receives]
     plans: list[RoomPlan] = []
 
-    def plan() -> list[Evicted]:
-        request, node = context.request, context.node
-        lasting = [root for root in request.space.roots if root not in request.space.of_job]
+    def plan() -> _Planned:
+        space, node = context.request.space, context.node
+        lasting = [root for root in space.roots if root not in space.of_job]
         others = caches_in(lasting, node.uid, disk=node.disk)
-        plans.extend(rooms(needs, wanted, request.space, others))
-        return [
-            Evicted(node.name, one.record.destination, one.size)
-            for room in plans
-            for one in room.plan()
-        ]
+        plans.extend(rooms(needs, wanted, space, others))
+        return _planned(plans, node.name, space.store if views else "")
 
     def make() -> None:
         for room in plans:
             for one in room.make(locks, context.node.name):
                 on_evicted(one)
 
-    chosen = [one for of_node in together(context, plan, _EVICTED) for one in of_node]
+    answers = together(context, plan, _PLANNED)
+    if full := [one.full for one in answers if one.full]:
+        raise StoreFullError(full[0])
+    chosen = [one for of_node in answers for one in of_node.evicted]
     if chosen and not context.request.dry_run:
         together(context, make)
     return chosen
+
+
+def _planned(plans: Sequence[RoomPlan], node: str, store: str) -> _Planned:
+    """Return what a node would evict, unless the disk of its ``store`` has too little room.
+
+    Raise SpaceError if another disk has.
+    """
+    evicted: list[Evicted] = []
+    for room in plans:
+        try:
+            evicted += [Evicted(node, one.record.destination, one.size) for one in room.plan()]
+        except SpaceError as error:
+            if store not in room.roots:
+                raise
+            return _Planned(full=error.message)
+    return _Planned(evicted)
 
 
 def _needs_here(context: Context, transfers: Sequence[Transfer]) -> list[Need]:
@@ -168,6 +197,20 @@ def _needs_here(context: Context, transfers: Sequence[Transfer]) -> list[Need]:
         for index, (one, rank) in enumerate(zip(transfers, askers, strict=True))
         if one.task.receives
     ]
+
+
+def _view_need(view: Task, entry: Task) -> Need:
+    """Return what a view takes beside its entry: as much again if it is a copy."""
+    size = 0
+    if view.way == Way.COPY:
+        record = entry.cache.load(entry.item.destination)
+        there = 0
+        if record:
+            there = record.tree.allocated if record.tree else record.copy_facts.size
+        size = max(there, entry.source.allocated, 0 if there else entry.source.facts.size)
+    is_estimate = bool(size) and entry.item.options.is_unpacked
+    item = view.item
+    return Need(item.root, view.cache, item.destination, size, size, is_estimate)
 
 
 def _need(task: Task, need: int, whole: int) -> Need:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from _thread import allocate_lock  # threading is slow to import
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.events import event
@@ -129,6 +129,20 @@ def item_report(
             *(Note(NoteKind.REMARK, text) for text in _remarks(task, surveys, delivered) if text),
         ],
     )
+
+
+def view_report(
+    report: ItemReport, task: Task, surveys: Sequence[Survey], *, dry_run: bool
+) -> ItemReport:
+    """Return the report of a view, from that of the entry that it is made of."""
+    made = [surveys[rank] for rank in task.plan.receivers]
+    notes = [*_fates(made, dry_run=dry_run), *report.notes]
+    remarks = (*_open_notes(surveys), task.source.environment_note)
+    notes += [Note(NoteKind.REMARK, text) for text in remarks if text]
+    return replace(
+        report, source=task.item.source, destination=task.item.destination,
+        shard_list=task.item.shard_list, ways=sorted({one.way for one in made}), notes=notes,
+    )  # fmt: skip
 
 
 def _reasons(receivers: Sequence[Survey]) -> list[str]:

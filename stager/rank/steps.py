@@ -14,14 +14,14 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from stager.base.errors import BusyError, Failure, StageError
-from stager.base.telemetry import Phase, about
 from stager.base.options import Mode
 from stager.base.outcome import Note, NoteKind
+from stager.base.telemetry import Phase, about
 from stager.rank.agree import RefusedError, StaleError, StoreFullError, locked, together
 from stager.rank.plan import Form, Task, plan_item, plan_views, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell, view_report
-from stager.store.entries import has_entry
 from stager.rank.survey import Surveyor
+from stager.store.entries import has_entry
 from stager.store.validity import Reason
 
 if TYPE_CHECKING:
@@ -197,12 +197,10 @@ class StageRun:
             return replace(planned, task=replace(planned.task, standing=None))
         return planned
 
-    def _plan_view(
-        self, one: SourcedItem, surveys: Sequence[Survey], *, anew: bool
-    ) -> PlannedItem:
+    def _plan_view(self, one: SourcedItem, surveys: Sequence[Survey], *, anew: bool) -> PlannedItem:
         plan = plan_views(one.source.facts.size, surveys, anew=anew)
         task = self._task(one, plan, self._context.request.transfer, self._context.request.remote)
-        return PlannedItem(task, surveys)
+        return PlannedItem(replace(task, way=surveys[self._rank].way), surveys)
 
     def _task(
         self, one: SourcedItem, plan: TransferPlan, settings: Settings, remote: RemoteSettings

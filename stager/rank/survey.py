@@ -231,10 +231,11 @@ class Surveyor:
         """Return what is staged: entries of the store in the place of items that have one."""
         found: dict[str, SourcedItem] = {}
         for one in items:
+            whole = one
             if entry := self._entry_of(one.item):
-                known = found.get(entry.destination) or self._sourced(entry, as_entry(one.source))
-                one = replace(known, views=(*known.views, one))
-            found[one.item.destination] = one
+                whole = found.get(entry.destination) or self._sourced(entry, as_entry(one.source))
+                whole = replace(whole, views=(*whole.views, one))
+            found[whole.item.destination] = whole
         return [*found.values()]
 
     def _entry_of(self, item: StageItem) -> StageItem | None:
@@ -403,7 +404,7 @@ class Surveyor:
 
         standing = self.standings.get(entry.item.destination)
         path = entry.cache.path_of(entry.item.destination)
-        return bool(standing) and names_changed(path, standing.table)
+        return standing is not None and names_changed(path, standing.table)
 
     def _may_finish(self, one: SourcedItem) -> bool:
         return not (self.is_of_site(one) or self._context.request.dry_run)

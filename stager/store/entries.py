@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: The options that say nothing of an entry's bytes: who sees a copy and how long, and what is in
 #: its way. ``validate`` and ``verify`` are the stage's: they are not part of the key.
-_OF_VIEW = ("lifetime", "share", "replace", "via", "name")
+_OF_VIEW = ("lifetime", "share", "replace", "via")
 _OF_STAGE = ("validate", "verify")
 _ENTRY = re.compile(rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{STORE_FOLDER}/[0-9a-f]{{32}}/")
 

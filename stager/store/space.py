@@ -348,6 +348,8 @@ class RoomPlan:
         others: Collection[Cache] = (),
     ) -> None:
         need = sum(one.need for one in needs)
+        #: The roots for which there is to be room.
+        self.roots = {one.root for one in needs}
         self._folder = _existing(needs[0].cache)
         free = free_space(self._folder, space)
         limit = amount_of(space.limit_in(needs[0].root), free.size)

@@ -22,6 +22,7 @@ from stager.base.options import Validate
 from stager.base.telemetry import Kind, doing
 from stager.base.users import name_or_uid
 from stager.fs.files import (
+    WRITABLE,
     as_stage_error,
     check_read_only,
     digest_of,
@@ -33,7 +34,6 @@ from stager.fs.files import (
     read_back,
     who_could_replace,
 )
-from stager.store.entries import is_entry
 from stager.store.record import is_ours
 
 if TYPE_CHECKING:
@@ -326,8 +326,9 @@ def judge(
         return Reason.COPY_CHANGED
     if validate is Validate.STAT:
         same = (copy.mtime_ns, copy.inode) == (there.st_mtime_ns, there.st_ino)
-        alone = there.st_nlink == 1 or is_entry(record.destination)  # its views may be links
-        return None if same and alone else Reason.COPY_CHANGED
+        # By another name it could be written, unless it is one of the store's, which is read-only.
+        is_safe = there.st_nlink == 1 or not there.st_mode & WRITABLE
+        return None if same and is_safe else Reason.COPY_CHANGED
     return None
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import linux
 from stager.base.telemetry import count
+from stager.fs.clone import link
 from stager.fs.files import (
     WRITABLE,
     CopyFacts,
@@ -132,6 +133,13 @@ class PartialTree:
             raise
         self._complete(row, descriptor)
 
+    def link(self, row: int, path: bytes) -> bool:
+        """Make the row's file another name of that at ``path``. Return False if it cannot be."""
+        name = self._base + self._listing.paths[row]
+        if is_linked := link(path, name):
+            self._note(row, os.lstat(name))
+        return is_linked
+
     def _create(self, row: int) -> int:
         # Mostly with its permissions, so that it needs none later. Its top folder is the owner's.
         listing = self._listing
@@ -192,8 +200,11 @@ class PartialTree:
         with stage_errors(self.path):
             return bytes.fromhex(read_back(self._base + self._listing.paths[row]))
 
-    def seal(self) -> None:
-        """Make the hard links, give the folders their permissions and times, and sync."""
+    def seal(self, *, durable: bool = True) -> None:
+        """Make the hard links, give the folders their permissions and times, and sync.
+
+        What is not ``durable`` may be lost in a power failure.
+        """
         listing = self._listing
         with stage_errors(self.path):
             for row in listing.rows(Kind.HARD_LINK):
@@ -203,7 +214,8 @@ class PartialTree:
             for row in reversed(list(listing.rows(Kind.FOLDER))):
                 with opened(self._base + listing.paths[row], _FOLDER) as descriptor:
                     self._finish(row, descriptor)
-        self.sync()
+        if durable:
+            self.sync()
 
     def sync(self) -> None:
         """Write all data from the page cache to the disk."""
