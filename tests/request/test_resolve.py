@@ -523,7 +523,7 @@ def test_images_that_no_destination_names_are_among_their_users_records() -> Non
 def test_no_destination_is_in_the_store_or_in_another_jobs_folder(destination: str) -> None:
     rules = Policy.model_validate({"roots": ["/scratch/%u.%j"], "cache": {"store": "/scratch"}})
     rules = rules.at({"u": "alice", "j": "12"})
-    with pytest.raises((PolicyRefusal, UsageError), match="not beneath a folder|is reserved"):
+    with pytest.raises((PolicyRefusal, UsageError), match=r"not beneath a folder|is reserved"):
         resolve([Directive("/data/img", destination)], rules)
     own = "/scratch/alice.12"
     assert resolve([Directive("/data/img", f"{own}/img")], rules)[0].root == own
