@@ -11,12 +11,12 @@ import os
 import pwd
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from stager.base import linux, paths
-from stager.base.mounts import stranger_at
+from stager.base.mounts import mounted_by_stranger, stranger_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +25,17 @@ OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Not to be written: a user can take the lock's descriptor from a process that runs as that user
 #: (pidfd_getfd), and could fill /run by it.
 _LOCK_FILE = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+#: To look at what is there, which asks nothing of a user's filesystem.
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 REPLACE_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Seconds to wait for another process of root's that makes the same folder.
 _LIMIT = 5.0
 #: Names in a folder of records that root looks at, while a job waits.
 _MOST_USERS = 1000
+#: Names that are followed on the way to the store, of which some may be symbolic links.
+_MOST_STEPS = 100
+#: Others than the owner may write.
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 #: Seconds between two attempts to get a lock.
 _PAUSE = 0.01
 
@@ -64,6 +70,61 @@ def make_folder(root: str, folder: str, uid: int | None = None, gid: int = 0) ->
     return moved
 
 
+def make_store(path: str) -> None:
+    """Make what is missing of the store's folder ``path``, for root and with mode 0755.
+
+    Raise FileNotFoundError where that would be on the filesystem of ``/``, as where the node's disk
+    is missing; UnsafeError if others than root could replace a folder on the way; or OSError.
+    """
+    names = path.split("/")[:0:-1]
+    with ExitStack() as stack:
+        folder = top = stack.enter_context(opened("/", flags=_LOOK))
+        for _ in range(_MOST_STEPS):
+            if not names:
+                return
+            name = names.pop() or "."
+            try:
+                there = stack.enter_context(opened(name, folder, flags=_LOOK))
+            except FileNotFoundError:
+                if os.fstat(folder).st_dev == os.fstat(top).st_dev:
+                    raise
+                there = stack.enter_context(made(folder, name, 0o755))
+                if os.fstat(there).st_uid == 0:
+                    os.fchmod(there, 0o755)  # whatever mask root ran with
+            if target := _link_of_root(there, folder, path):
+                names += target.split("/")[::-1]
+                folder = top if target.startswith("/") else folder
+            else:
+                folder = there
+        raise UnsafeError(f"store {path}: too many symbolic links lead there; name its own path")
+
+
+def _link_of_root(there: int, folder: int, path: str) -> str:
+    """Return where a symbolic link in ``folder`` leads, on the way to the store; empty for what is
+    none.
+
+    Raise UnsafeError unless it is root's alone, and nobody else can replace what is in it.
+    """
+    at = _path_of(there)
+    if stranger := mounted_by_stranger(there):  # before that filesystem is asked for anything
+        raise UnsafeError(f"uid {stranger} mounted a filesystem at {at}; unmount it (umount -l)")
+    facts = os.fstat(there)
+    is_link = stat.S_ISLNK(facts.st_mode)
+    mode = os.fstat(folder).st_mode if is_link else facts.st_mode
+    # With a second name for a link of root's, a user could lead root anywhere.
+    is_open = mode & _OTHERS and (is_link or not mode & stat.S_ISVTX)
+    if facts.st_uid != 0 or is_open:
+        raise UnsafeError(
+            f"store {path}: others than root own {at} (uid {facts.st_uid}, mode "
+            f"{stat.S_IMODE(facts.st_mode):04o}), or can replace what is there; make it root's"
+        )
+    return os.readlink("", dir_fd=there) if is_link else ""
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
 def _make_in(base: int, path: str, uid: int | None, gid: int) -> None:
     """Make the folder ``path``, in the descriptor ``base``, and the user's in it, if any."""
     with made(base, os.path.basename(path), 0o755, enter_mounts=False) as parent:
@@ -73,7 +134,7 @@ def _make_in(base: int, path: str, uid: int | None, gid: int) -> None:
                 f"{path} belongs to uid {facts.st_uid}, not to root; if it has folders of several "
                 f"users, it has the records of all copies: chown root {path}; else remove it"
             )
-        if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if facts.st_mode & _OTHERS:
             raise UnsafeError(
                 f"{path} can be written to by users other than root; make it root's alone: "
                 f"chmod 0755 {path}"
@@ -180,7 +241,7 @@ def _open_here(name: str, folder: int) -> int:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise OSError(error.errno, error.strerror, name) from None
-        path = f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
+        path = f"{_path_of(folder)}/{name}"
         raise UnsafeError(f"a filesystem is mounted at {path}; unmount it (umount -l)") from None
 
 

@@ -31,6 +31,7 @@ from stager.node.folders import (
     group_of,
     made,
     make_folder,
+    make_store,
     opened,
     replace_file,
 )
@@ -126,22 +127,21 @@ def prepare(config: str, uid: int | None, complain: Callable[[str], None]) -> in
         complain(f"no folders were made{whose}: {error}")
         return 1
     roots = [*rules.roots, *(rules.shared_roots if uid in (None, rules.shared_owner) else ())]
-    places = [(root, paths.RECORDS_FOLDER) for root in roots]
-    for root, folder in places:
+    for root in roots:
         try:
-            if moved := make_folder(root, folder, uid, gid):
+            if root == rules.store:
+                make_store(root)
+            if moved := make_folder(root, paths.RECORDS_FOLDER, uid, gid):
                 complain(moved)
         except FileNotFoundError:
             whole = False  # this node does not have the disk; its rank tells a job that needs it
-        except OSError as error:
-            complain(f"{root}/{folder}: {error}")
-            whole, code = False, 1
-        except UnsafeError as error:
-            complain(str(error))
+        except (OSError, UnsafeError) as error:
+            where = "" if isinstance(error, UnsafeError) else f"{root}/{paths.RECORDS_FOLDER}: "
+            complain(f"{where}{error}")
             whole, code = False, 1
     if whole and uid is not None:
         with suppress(OSError):  # without the note, this runs again for the next job
-            _note(uid, [version, *(f"{root}/{folder}" for root, folder in places)])
+            _note(uid, [version, *(f"{root}/{paths.RECORDS_FOLDER}" for root in roots)])
     return code
 
 
