@@ -102,7 +102,7 @@ def test_what_a_job_writes_into_its_folder_stays_its_own(world: StoreWorld) -> N
     assert failure.code == 6
     assert failure.message == (
         "/job1/source holds 2 files that were added or changed after staging: large, twin; they "
-        "are kept: move them elsewhere, choose another destination, or add the option replace",
+        "are kept: move them elsewhere, choose another destination, or add the option replace"
     )
     assert files_beneath(world.entry())["large"] == files_beneath(world.source)["large"]
 
