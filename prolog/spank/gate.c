@@ -34,7 +34,7 @@ enum {
 	WAIT_LIMIT = 300,
 	PAUSE_NS = 20 * 1000 * 1000,
 	/* Bytes of a variable, which the kernel limits to 128 KiB with its name. */
-	LINES_MAX = 120 * 1024,
+	VALUE_MAX = 120 * 1024,
 };
 
 struct gate {
@@ -46,7 +46,7 @@ struct gate {
 	bool quiet;	/* whether to print failures alone */
 	char *list;	/* directives joined by ';', may be empty */
 	char *script;	/* a batch step's script if the helper must read it, else NULL */
-	char name[128]; /* JOB.RESTART: the job's files in STAGE_RUN_USER begin with it */
+	char name[128]; /* JOB.RESTART: the statuses of steps in STAGE_RUN_USER begin with it */
 	char node[256]; /* the name of this node, for messages */
 };
 
@@ -307,20 +307,14 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 	return code;
 }
 
-/* Writes the path of a file that the ranks left for this job on this node; `suffix` says which. */
-static bool path_of(char *path, size_t size, const struct gate *gate, const char *suffix)
-{
-	const int length = snprintf(path, size, STAGE_RUN_USER "/%s%s", (unsigned int)gate->uid,
-				    gate->name, suffix);
-
-	return length > 0 && (size_t)length < size;
-}
-
-static int open_job_file(const struct gate *gate, const char *suffix)
+/* Opens the status of the step on this node. */
+static int open_status(const struct gate *gate)
 {
 	char path[256];
+	const int length = snprintf(path, sizeof(path), STAGE_RUN_USER "/%s.%u",
+				    (unsigned int)gate->uid, gate->name, gate->step);
 
-	if (!path_of(path, sizeof(path), gate, suffix))
+	if (length < 0 || (size_t)length >= sizeof(path))
 		return -1;
 	/* The folder is the user's: a FIFO in the file's place must not block the task. */
 	return open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -329,14 +323,11 @@ static int open_job_file(const struct gate *gate, const char *suffix)
 /* Reads the step status on this node; the rank holds a lock on its file while it works. */
 static enum status read_status(const struct gate *gate, int *code)
 {
-	char suffix[16];
 	char text[16] = "";
 	enum status status = STATUS_NONE;
 	char *rest = NULL;
-	int fd = -1;
+	const int fd = open_status(gate);
 
-	(void)snprintf(suffix, sizeof(suffix), ".%u", gate->step);
-	fd = open_job_file(gate, suffix);
 	if (fd < 0)
 		return STATUS_NONE;
 	if (flock(fd, LOCK_SH | LOCK_NB) != 0) {
@@ -434,55 +425,26 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 	return code;
 }
 
-/*
- * Sets a variable of the task to the lines of a file that the ranks left on this node, joined by
- * `joint`. Returns whether there is such a file; `remedy` is for lines that are too long for it.
- */
-static bool set_from_lines(spank_t spank, const struct gate *gate, const char *suffix,
-			   const char *name, char joint, const char *remedy)
+/* Sets the variables in the step's status, NAME=value lines behind the code and a place. */
+static void set_variables(spank_t spank, const struct gate *gate)
 {
-	const int fd = open_job_file(gate, suffix);
-	char *lines = NULL;
-	ssize_t length = -1;
-
-	if (fd < 0)
-		return false;
-	lines = malloc(LINES_MAX + 2);
-	if (lines)
-		length = read(fd, lines, LINES_MAX + 2);
-	(void)close(fd); /* nothing was written */
-	if (length > 0 && lines[length - 1] == '\n')
-		length--;
-	if (length > LINES_MAX) {
-		complain("stage: %s: %s is not set, as it would have more than %d bytes; %s\n",
-			 gate->node, name, LINES_MAX, remedy);
-	} else if (length >= 0) {
-		lines[length] = '\0';
-		for (char *end = strchr(lines, '\n'); end; end = strchr(end, '\n'))
-			*end = joint;
-		if (spank_setenv(spank, name, lines, 1) != ESPANK_SUCCESS)
-			complain("stage: %s: %s cannot be set\n", gate->node, name);
-	}
-	free(lines);
-	return true;
-}
-
-/* Sets what the helper left for the script of a job that bad nodes have left: NAME=value lines. */
-static void set_left_variables(spank_t spank, const struct gate *gate)
-{
-	const int fd = open_job_file(gate, ".environment");
+	const int fd = open_status(gate);
 	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
 	char *line = NULL;
 	size_t size = 0;
 
-	while (file && getline(&line, &size, file) > 0) {
+	for (int number = 0; file && getline(&line, &size, file) > 0; number++) {
 		char *value = strchr(line, '=');
 
-		if (!value)
+		if (number < 2 || !value)
 			continue;
 		*value++ = '\0';
 		value[strcspn(value, "\n")] = '\0';
-		if (spank_setenv(spank, line, value, 1) != ESPANK_SUCCESS)
+		if (strlen(value) > VALUE_MAX)
+			complain("stage: %s: %s is not set, as it would have more than %d bytes; "
+				 "stage fewer folders with mode=shard\n",
+				 gate->node, line, VALUE_MAX);
+		else if (spank_setenv(spank, line, value, 1) != ESPANK_SUCCESS)
 			complain("stage: %s: %s cannot be set\n", gate->node, line);
 	}
 	free(line);
@@ -490,16 +452,6 @@ static void set_left_variables(spank_t spank, const struct gate *gate)
 		(void)fclose(file); /* nothing was written */
 	else if (fd >= 0)
 		(void)close(fd);
-}
-
-/* Sets the variables that tell the task what was staged where. */
-static void set_variables(spank_t spank, const struct gate *gate)
-{
-	/* Most jobs stage nothing with mode=shard. */
-	(void)set_from_lines(spank, gate, ".shards", STAGE_SHARDS_ENV, ':',
-			     "stage fewer folders with mode=shard");
-	if (gate->step >= SLURM_MAX_NORMAL_STEP_ID)
-		set_left_variables(spank, gate);
 }
 
 /* Whether the environment marks this step as the helper of this job, and not of an outer one. */

@@ -102,7 +102,7 @@ ITSELF = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one directive. A field's name is the key that the user writes."""
+    """The options of one directive. A field's name is its key, which users write, but for `_AS`."""
 
     validate: Validate = Validate.STAT
     verify: Verify = Verify.STREAM
@@ -127,6 +127,8 @@ class Options:
     #: Whether staging may destroy the user's own files at the destination.
     replace: bool = False
     via: Via = Via.AUTO
+    #: The job's tasks find the path of the copy in the variable ``STAGE_NAME``; empty for none.
+    name: str = ""
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""
@@ -141,14 +143,14 @@ class Options:
         The value of an option that takes none is empty. An option that was given several times is
         yielded as often.
         """
-        for name, value in self.to_json().items():
+        for key, value in self.to_json().items():
             values = value if isinstance(value, tuple) else ("" if value is True else value,)
-            yield from ((name, one) for one in values)
+            yield from ((key, one) for one in values)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, for `from_json`."""
         return {
-            option.name: value
+            _key(option.name): value
             for option in fields(self)
             if (value := getattr(self, option.name)) != option.default
         }
@@ -156,7 +158,10 @@ class Options:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Return the options that `to_json` wrote. Raise KeyError or ValueError for others."""
-        return cls(**{name: OPTION_TYPES[name](value) for name, value in data.items()})
+        values = {key: OPTION_TYPES[key](value) for key, value in data.items()}
+        if _AS in values:
+            values["name"] = values.pop(_AS)
+        return cls(**values)
 
     @property
     def made(self) -> str:
@@ -173,8 +178,18 @@ class Options:
         return self.extract or bool(self.decompress)
 
 
-#: The type of each option's value, by the option's name: that of its default.
-OPTION_TYPES: dict[str, type] = {option.name: type(option.default) for option in fields(Options)}
+#: The key of `Options.name`: a word that no field can have as its name.
+_AS = "as"
+
+
+def _key(field: str) -> str:
+    return _AS if field == "name" else field
+
+
+#: The type of each option's value, by the option's key: that of its default.
+OPTION_TYPES: dict[str, type] = {
+    _key(option.name): type(option.default) for option in fields(Options)
+}
 #: Options, and those that cannot be combined with them. (With share, others would read what a
 #: stranger's link leads this user to.)
 CONFLICTS = {

@@ -210,11 +210,6 @@ class Outcome:
         """The exit code of the first failure, 0 if there is none."""
         return self.failures[0].code if self.failures else 0
 
-    @property
-    def shard_lists(self) -> list[str]:
-        """The paths of the shard lists of all items with mode=shard."""
-        return [item.shard_list for item in self.items if item.shard_list]
-
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for `from_json`."""
         data = codec_of(type(self)).to_data(self)

@@ -28,7 +28,7 @@ from stager.launch.credentials import read_url_files
 from stager.launch.job import write_comment
 from stager.launch.targets import JobNodes, end_step, own_user
 from stager.launch.tolerate import give_back, variables_without
-from stager.node.job_state import leave_variables
+from stager.node.job_state import add_variables
 from stager.request.grammar import parse_value
 from stager.request.items import Waiting
 from stager.request.names import Names
@@ -36,7 +36,7 @@ from stager.request.resolve import build_request, resolve
 from stager.request.script import may_stage, parse_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import TextIO
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 #: The variable in which the plugin passes the directives of the job's ``--stage`` options.
 _DIRECTIVES = "STAGE_DIRECTIVES"
-#: The variable that names a job's lists of what each node holds; the plugin sets it (gate.c).
-_SHARDS = "STAGE_SHARDS"
 
 
 @click.command(hidden=True)
@@ -105,10 +103,6 @@ class _Gate:
             self._tell_failure(error, time.monotonic() - begun)
             return error.code
         print_outcome(outcome, self.say, self.complain)
-        # The end of a line would begin another order to Slurm.
-        lists = [path for path in outcome.shard_lists if "\n" not in path]
-        if self.task_prolog and lists:
-            click.echo(f"export {_SHARDS}={':'.join(lists)}")
         is_begun = any(one.message == NO_PLUGIN for one in outcome.failures)
         self._end(outcome.code, is_begun=is_begun and self._has_many_tasks())
         if rules and not outcome.failed_nodes:
@@ -153,6 +147,8 @@ class _Gate:
             outcome = nodes.run(request, progress.show, tolerance)
         if outcome.failed_nodes:
             outcome = self._give_back(nodes, outcome)
+        if self.task_prolog and not outcome.failures:
+            _export(request.variables)
         return outcome, nodes.rules
 
     def _give_back(self, nodes: JobNodes, outcome: Outcome) -> Outcome:
@@ -163,11 +159,10 @@ class _Gate:
         if outcome.failures:
             return outcome
         variables = variables_without(os.environ, job.unfold(nodes.context.nodes), gone)
-        if not self.task_prolog:
-            leave_variables(os.getuid(), self.status_file, variables)
-            return outcome
-        for name, value in variables.items():
-            click.echo(f"export {name}={value}")
+        if self.task_prolog:
+            _export(variables)
+        else:
+            add_variables(os.getuid(), self.status_file, self.step, variables)
         return outcome
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
@@ -201,6 +196,12 @@ def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool
         result = f"failed with code {code}: {text}" if code else text
         others = f" (and {more} more)" if more > 0 else ""
         write_comment(f"{result}{others}", os.environ, rules.launch.srun)
+
+
+def _export(variables: Mapping[str, str]) -> None:
+    """Have Slurm, which reads this line by line, set variables of the task."""
+    for name, value in variables.items():
+        click.echo(os.fsencode(f"export {name}={value}"))
 
 
 def _print_line(text: str) -> None:

@@ -220,7 +220,8 @@ Options of SRC:DST, joined by commas; slurm-stage(7) says more:
   links=follow         copy what links in a folder lead to, in place of the links
   replace              delete files of yours that are in the way at DST
   via=link             in a job's own folder, link DST to the copy in the node's store
-  via=copy             there, make DST a copy of its own"""
+  via=copy             there, make DST a copy of its own
+  as=NAME              the job finds the path of the copy in $STAGE_NAME"""
 #: The last lines of the help of other commands that take directives.
 WHICH_OPTIONS = (
     f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. `stagectl stage --help` says what they "

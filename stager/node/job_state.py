@@ -1,9 +1,8 @@
 """Tell the tasks of a job on this node how its stage ended, by files beneath /run.
 
-``JOB.RESTART.STEP`` holds the exit code of the stage for the tasks that wait in one step, and the
-first place that was staged to. While a rank has it locked, they wait. ``JOB.RESTART.shards`` has
-the paths that become the job's STAGE_SHARDS, one a line. ``JOB.RESTART.environment`` has the
-variables of the script of a job that bad nodes have left.
+``JOB.RESTART.STEP`` holds, for the tasks that wait in one step, lines with the exit code of the
+stage, the first place that was staged to, and the variables that they get: ``NAME=value``. While a
+rank has it locked, they wait.
 
 Likewise for processes that run one command line on all nodes, of which one stages: its rank here
 leaves the code in the user's cache, which exists also where root's part does not run. Each of the
@@ -21,7 +20,15 @@ from typing import TYPE_CHECKING
 from stager.base import paths
 from stager.base.errors import LaunchError, StageError
 from stager.base.paths import RECORDS_FOLDER
-from stager.fs.files import READ_FILE, append_whole, as_room_error, opened, stage_errors, write_all
+from stager.fs.files import (
+    APPEND,
+    READ_FILE,
+    append_whole,
+    as_room_error,
+    opened,
+    stage_errors,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +44,6 @@ _CHECK = "tell the administrator to check this folder"
 _PAUSE = 0.05
 #: More bytes than a code and a path, or the names of nodes, have.
 _LONGEST = 1 << 17
-_REWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPEND_READ = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -65,12 +70,11 @@ class StepStatus:
         """Use the user's folder beneath /run, or another ``folder``."""
         self._uid = uid
         self._folder = folder or f"{paths.RUN_FOLDER}/{uid}"
-        self._job = self._path = ""
+        self._path = ""
         self._descriptor: int | None = None
 
     def hold(self, job: str, step: str) -> None:
         """Lock the step's file, without a code. Raise LaunchError or SpaceError if that fails."""
-        self._job = job
         self._path = f"{self._folder}/{job}.{step}"
         with _launch_errors(self._path, _CHECK, absent=_MADE_BY_PLUGIN):
             self._sweep()
@@ -83,29 +87,18 @@ class StepStatus:
             # The code replaces this in the same block: there will be room for it.
             write_all(self._descriptor, b"\n", 0)
 
-    def write(self, code: int, place: str = "", shard_lists: Sequence[str] = ()) -> None:
+    def write(self, code: int, place: str = "", variables: Mapping[str, str] | None = None) -> None:
         """Write the exit code for waiting tasks and, if it is 0, what was staged.
 
         Raise LaunchError or SpaceError. A code that was written before is replaced.
         """
         assert self._descriptor is not None
-        if code == 0:
-            self._name_lists(shard_lists)
-        text = os.fsencode(f"{code}\n{place}\n" if place and not code else f"{code}\n")
+        text = f"{code}\n" if code else f"{code}\n{place}\n{_lines(variables or {})}"
         with _launch_errors(self._path, _CHECK):
-            write_all(self._descriptor, text, 0)
-            os.ftruncate(self._descriptor, len(text))
-
-    def _name_lists(self, lists: Sequence[str]) -> None:
-        """Add the lists to those of the job's earlier stages, each once."""
-        if not lists:
-            return
-        path = f"{self._folder}/{self._job}.shards"
-        with _launch_errors(path, _CHECK), opened(path, _APPEND_READ) as noted:
-            with open(noted, "rb", closefd=False) as file:
-                known = file.read().split(b"\n")
-            new = [b"%s\n" % one for one in map(os.fsencode, lists) if one not in known]
-            append_whole(noted, b"".join(new))
+            # The code comes last: without it, the rest counts for nothing.
+            write_all(self._descriptor, os.fsencode(text[1:]), 1)
+            os.ftruncate(self._descriptor, len(os.fsencode(text)))
+            write_all(self._descriptor, os.fsencode(text[:1]), 0)
 
     def close(self) -> None:
         """Release the file: waiting tasks read the code, or find none and fail."""
@@ -120,15 +113,8 @@ class StepStatus:
                     os.unlink(entry.path)
 
 
-def _replace_lines(path: str, lines: Sequence[str]) -> None:
-    """Replace a file in one step: a task that reads meanwhile reads all or nothing.
-
-    Raise LaunchError or SpaceError.
-    """
-    with _launch_errors(path, _CHECK):
-        with opened(f"{path}.new", _REWRITE) as file:
-            write_all(file, os.fsencode("".join(f"{line}\n" for line in lines)), 0)
-        os.rename(f"{path}.new", path)
+def _lines(variables: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
 def wait_for_code(
@@ -165,10 +151,14 @@ def wait_for_code(
         time.sleep(_PAUSE)
 
 
-def leave_variables(uid: int, job: str, variables: Mapping[str, str]) -> None:
-    """Leave what the plugin is to set for the job's script. Raise LaunchError or SpaceError."""
-    lines = [f"{name}={value}" for name, value in variables.items()]
-    _replace_lines(f"{paths.RUN_FOLDER}/{uid}/{job}.environment", lines)
+def add_variables(uid: int, job: str, step: str, variables: Mapping[str, str]) -> None:
+    """Add to what the plugin is to set for tasks of a step that a rank has told how it ended.
+
+    Raise LaunchError or SpaceError.
+    """
+    path = f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
+    with _launch_errors(path, _CHECK), opened(path, APPEND) as file:
+        append_whole(file, os.fsencode(_lines(variables)))
 
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

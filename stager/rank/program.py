@@ -323,10 +323,9 @@ def _step_status(context: Context) -> Iterator[Callable[[Sequence[Failure]], Non
 def _publish(context: Context, status: StepStatus, failures: Sequence[Failure]) -> None:
     """Tell this node's tasks how the stage has ended. Raise LaunchError or SpaceError."""
     request = context.request
-    lists = [item.shard_list for item in request.items if item.shard_list]
     code = failures[0].code if failures else 0
     place = request.items[0].destination if request.items else ""
-    status.write(code, place, lists)
+    status.write(code, place, request.variables)
 
 
 def _publish_together(

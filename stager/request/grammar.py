@@ -76,6 +76,12 @@ MAX_LIST = 120 * 1024
 #: How a source ends before a destination that is a URL.
 _SCHEME_BEHIND = re.compile(r":[A-Za-z][A-Za-z0-9+.-]*\Z")
 _NAME = re.compile("[A-Za-z_]+")
+#: What may follow STAGE_ in the name of a variable, and what is slurm-stage's own there.
+_VARIABLE = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
+RESERVED = {
+    "DIRECTIVES", "FAILED_NODES", "HELPER", "ON_HOSTS", "PARENT", "PEER_KEY", "QUIET", "REQUEST",
+    "SHARDS", "TOLERATE", "URL_SECRETS",
+}  # fmt: skip
 #: The options whose values are words, and those.
 _CHOICES = {
     name: [str(word) for word in kind]
@@ -87,7 +93,9 @@ _LINE = "#STAGE SRC:DST[,key=value…]"
 _OPTION_OF_SBATCH = re.compile(r"#STAGE\s+(--stage(?:=|(?=\s)|$))")
 _COMMENT = re.compile(r"[ \t]#")
 #: An option behind a blank.
-_OPTION_AFTER_SPACE = re.compile(rf"\s({'|'.join(OPTION_TYPES)})(?=[=\s]|$)")
+_OPTION_AFTER_SPACE = re.compile(
+    rf"\s(?:({'|'.join(OPTION_TYPES)})=|(?:extract|decompress|replace)(?:\s|$))"
+)
 
 
 def parse_value(text: str, names: Names) -> tuple[Directive, ...]:
@@ -168,7 +176,7 @@ def _directive(piece: Piece, names: Names) -> Directive:
     chosen = _Chosen()
     for option in options:
         chosen.read(option)
-    given = Options(**chosen.values)
+    given = Options.from_json(chosen.values)
     if names.is_filled(path):  # else the job will check it
         _check_url(source, path)
         # The name of a URL in a file is not known here.
@@ -248,7 +256,7 @@ def misfit(source: str, options: Options) -> str:
 
 
 class _Chosen:
-    """The options of one directive; ``values`` are those of `Options` by name.
+    """The options of one directive; ``values`` are those of `Options` by key.
 
     How a value is read depends on the type of the option's default in `Options`, so that a new
     option is added there alone. An option that is a text is read by a function of its own.
@@ -282,8 +290,7 @@ class _Chosen:
         elif kind is tuple:
             self.values[key] = (*self.values.get(key, ()), self._pattern(value))
         else:
-            assert key == "by", f"no function reads the option {key}"
-            self.values[key] = self._numbered_pattern(value)
+            self.values[key] = {"by": self._numbered_pattern, "as": self._variable}[key](value)
 
     def _behind(self, option: Piece, key: str) -> DirectiveError:
         """Return the fault of a comma behind an option that no other option follows."""
@@ -332,6 +339,16 @@ class _Chosen:
         except ValueError:
             known = ", ".join(choices)
             raise value.fault(f"'{printable(value.value)}' is not one of {known}") from None
+
+    def _variable(self, value: Piece) -> str:
+        if not _VARIABLE.fullmatch(value.value):
+            raise value.fault(
+                f"'{printable(value.value)}' cannot be part of a variable's name; write at most 64 "
+                "letters without accents, digits and _, and no digit first"
+            )
+        if value.value in RESERVED:
+            raise value.fault(f"STAGE_{value.value} is slurm-stage's own; choose another name")
+        return value.value
 
     def _pattern(self, value: Piece) -> str:
         from stager.tree.patterns import is_pattern  # which takes a while to import

@@ -67,6 +67,8 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
         )
 
 
+#: The environment variable that names a job's lists of what each node holds.
+_SHARDS = "STAGE_SHARDS"
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
 #: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
@@ -248,6 +250,16 @@ class StageRequest:
     def dry_run(self) -> bool:
         """Whether nothing is written."""
         return self.work in (Work.PLAN, Work.HELLO)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the tasks that wait for the stage get in their environment."""
+        named = [item for item in self.items if item.options.name]
+        lists = ":".join(item.shard_list for item in self.items if item.shard_list)
+        found = {f"STAGE_{item.options.name}": item.destination for item in named}
+        found |= {_SHARDS: lists} if lists else {}
+        # They travel as lines, and the next one would be another variable.
+        return {name: value for name, value in found.items() if "\n" not in value}
 
     @property
     def line_root(self) -> str:

@@ -208,10 +208,17 @@ def _folder_above(path: str, folders: Iterable[str]) -> str | None:
 
 
 def conflicts(items: Sequence[StageItem]) -> Iterator[tuple[StageItem, str]]:
-    """Yield each item with the destination of an earlier one, or in that of another one, and why
-    that is refused.
+    """Yield each item with the destination or the name of an earlier one, or with a destination in
+    that of another one, and why that is refused.
     """
     by_destination: dict[str, StageItem] = {}
+    by_name: dict[str, StageItem] = {}
+    for item in items:
+        name = item.options.name
+        other = by_name.setdefault(name, item) if name else item
+        if other.destination != item.destination:
+            both = f"{other.destination} and {item.destination}"
+            yield item, f"as={name} is given to both {both}; choose two names"
     for item in items:
         other = by_destination.setdefault(item.destination, item)
         if other is not item:

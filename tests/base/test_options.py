@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
@@ -34,6 +35,7 @@ ALL = Options(
     mode=Mode.SHARD,
     by="part-{n}",
     via=Via.LINK,
+    name="weights",
 )
 
 
@@ -54,6 +56,7 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
         "links": Links,
         "replace": bool,
         "via": Via,
+        "as": str,
     } == OPTION_TYPES
 
 
@@ -61,7 +64,8 @@ def test_the_type_of_an_option_is_that_of_its_default() -> None:
 def test_options_are_read_back_from_their_json(options: Options) -> None:
     again = Options.from_json(json.loads(json.dumps(options.to_json())))
     assert again == options
-    assert [type(getattr(again, name)) for name in OPTION_TYPES] == list(OPTION_TYPES.values())
+    found = [type(getattr(again, option.name)) for option in fields(again)]
+    assert found == list(OPTION_TYPES.values())
 
 
 def test_the_json_has_only_what_differs_from_the_defaults() -> None:
@@ -82,7 +86,8 @@ def test_options_are_given_with_key_and_value_once_for_each_pattern() -> None:
         ("validate", "always"), ("verify", "readback"), ("lifetime", "job"), ("relocate", "no"),
         ("include", "*.py"), ("include", "lib/"), ("exclude", "x,y"), ("extract", ""),
         ("decompress", "*.gz"),
-        ("decompress", "b"), ("mode", "shard"), ("by", "part-{n}"),
+        ("decompress", "b"), ("mode", "shard"), ("by", "part-{n}"), ("via", "link"),
+        ("as", "weights"),
     ]  # fmt: skip
     assert list(DEFAULT_OPTIONS.given()) == []
 

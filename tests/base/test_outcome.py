@@ -50,10 +50,6 @@ def test_the_code_is_that_of_the_first_failure() -> None:
     assert Outcome([FILE], [], 1.0).code == 0
 
 
-def test_the_shard_lists_are_those_of_items_that_have_one() -> None:
-    assert Outcome([FILE, SPREAD], [], 1.0).shard_lists == ["/nvme/d/.stage-shards.tsv"]
-
-
 def test_the_counts_of_parts_add_up() -> None:
     parts = [Counts(3, 2, 20, 1, (20,)), Counts(4, 0, 0, 0, (35,))]
     assert total(parts) == Counts(7, 2, 20, 1, (20, 35))

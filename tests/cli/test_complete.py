@@ -140,7 +140,7 @@ def test_the_options_of_a_directive_are_offered(tmp_path: Path) -> None:
     assert {word.partition("=")[0] for word in offered("")} == set(OPTION_TYPES)
     assert offered("v") == [
         "validate=stat", "validate=checksum", "validate=always",
-        "verify=stream", "verify=readback",
+        "verify=stream", "verify=readback", "via=auto", "via=link", "via=copy",
     ]  # fmt: skip
     assert offered("extract,mode=s") == ["mode=shard"]
     assert offered("extract,ex") == ["exclude="]

@@ -41,16 +41,17 @@ def test_a_quiet_gate_prints_failures_alone(job: Desk) -> None:
     assert failed == Ran(3, "", f"stage: {refused}\n{error}")
 
 
-def test_the_gate_exports_the_lists_of_folders_that_are_spread(job: Desk) -> None:
+def test_the_gate_exports_names_and_the_lists_of_folders_that_are_spread(job: Desk) -> None:
     source = job.folder / "many"
     source.mkdir()
     (source / "file").write_bytes(b"12345")
     one, two = job.folder / "nvme/one", job.folder / "nvme/two"
-    directives = f"{source}:{one},mode=shard;{source}:{two},mode=shard"
+    directives = f"{source}:{one},mode=shard,as=one;{source}:{two},mode=shard"
     variables = {**JOB, "STAGE_DIRECTIVES": directives}
     lists = f"export STAGE_SHARDS={one}/.stage-shards.tsv:{two}/.stage-shards.tsv"
     ran = job.stagectl("gate", "--task-prolog", **variables)
-    assert (ran.code, ran.out.splitlines()[2:], ran.err) == (0, [lists], "")
+    exported = [f"export STAGE_one={one}", lists]
+    assert (ran.code, ran.out.splitlines()[:-2], ran.err) == (0, exported, "")
     assert "STAGE_SHARDS" not in job.stagectl("gate", **variables).out
     assert (one / ".stage-shards.tsv").read_text() == f"{socket.gethostname()}\t5\tfile\n"
 

@@ -243,12 +243,6 @@ def test_the_counts_of_a_folder_are_those_of_its_parts(parts: list[Counts], whol
     assert total(parts) == whole
 
 
-def test_the_lists_are_those_of_the_folders_that_are_spread() -> None:
-    assert Outcome([item(ALL, []), spread(Counts(1))], [], 1.0).shard_lists == [
-        "/nvme/img/.stage-shards.tsv"
-    ]
-
-
 def test_every_file_has_its_line_in_order() -> None:
     outcome = Outcome([item([], ["n2"]), item([], ["n1"])], [], 1.0)
     assert summary(outcome) == [

@@ -42,7 +42,7 @@ NO_CONDA = "'conda' is not one of auto, no"
 IN_SCRIPT = "(for a variable that only the script knows, run stagectl stage in the script)"
 OPTIONS = (
     "known: validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, "
-    "share, layout, links, replace, via. If not, write \\, where it is part of a path (in an "
+    "share, layout, links, replace, via, as. If not, write \\, where it is part of a path (in an "
     "#SBATCH line \\\\,)"
 )
 OUTSIDE = (

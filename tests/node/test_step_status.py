@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.node.job_state import StepStatus, leave_variables, wait_for_code
+from stager.node.job_state import StepStatus, add_variables, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -48,36 +48,25 @@ def test_tasks_wait_while_the_status_is_held_and_read_it_then(status_folder: Pat
     status.close()
     after = (_is_held(path), path.read_bytes())
     assert before == (True, b"\n")
-    assert written == (True, b"0\n")
-    assert after == (False, b"0\n")
+    assert written == (True, b"0\n\n")
+    assert after == (False, b"0\n\n")
 
 
 LATIN = os.fsdecode(bytes([0xE9]))
 
 
-def test_the_lists_of_shards_are_noted_for_the_jobs_tasks(status_folder: Path) -> None:
-    for step, code, lists in (
-        ("4", 0, ["/nvme/a/.stage-shards.tsv", "/nvme/b/.stage-shards.tsv"]),
-        ("5", 7, ["/nvme/c/.stage-shards.tsv"]),
-        ("6", 0, []),
-        ("7", 0, ["/nvme/a/.stage-shards.tsv", f"/nvme/{LATIN}/.stage-shards.tsv"]),
-    ):
+def test_the_variables_follow_the_code_and_the_place(status_folder: Path) -> None:
+    for step, code in (("4", 0), ("5", 7)):
         status = StepStatus(os.getuid())
         status.hold("17.0", step)
-        status.write(code, "/nvme/a", lists)
+        status.write(code, "/nvme/a", {"STAGE_w": f"/nvme/{LATIN} b", "STAGE_SHARDS": "/c:/d"})
         status.close()
-    assert (status_folder / "17.0.shards").read_bytes() == (
-        b"/nvme/a/.stage-shards.tsv\n/nvme/b/.stage-shards.tsv\n/nvme/\xe9/.stage-shards.tsv\n"
+    add_variables(os.getuid(), "17.0", "4", {"SLURM_NNODES": "3", "STAGE_FAILED_NODES": "n[3,5]"})
+    assert (status_folder / "17.0.4").read_bytes() == (
+        b"0\n/nvme/a\nSTAGE_w=/nvme/\xe9 b\nSTAGE_SHARDS=/c:/d\n"
+        b"SLURM_NNODES=3\nSTAGE_FAILED_NODES=n[3,5]\n"
     )
-    assert modes_beneath(status_folder)["17.0.shards"] == "-rw-------"
-
-
-def test_a_job_without_shards_has_no_lists(status_folder: Path) -> None:
-    status = StepStatus(os.getuid())
-    status.hold("17.0", "4")
-    status.write(0, "/nvme/a", [])
-    status.close()
-    assert [path.name for path in status_folder.iterdir()] == ["17.0.4"]
+    assert (status_folder / "17.0.5").read_text() == "7\n"
 
 
 def test_the_status_of_jobs_that_must_have_ended_is_removed(status_folder: Path) -> None:
@@ -150,41 +139,25 @@ def test_a_status_that_cannot_be_held_is_a_launch_error(
     assert str(caught.value) == f"{path}: {problem}"
 
 
-def test_a_status_that_cannot_be_written_is_a_launch_error(status_folder: Path) -> None:
-    status = StepStatus(os.getuid())
-    status.hold("17.0", "4")
-    (status_folder / "17.0.shards").mkdir()
-    with pytest.raises(LaunchError) as caught:
-        status.write(0, "/nvme/a", ["/nvme/a/.stage-shards.tsv"])
-    assert str(caught.value) == (
-        f"{status_folder}/17.0.shards: Is a directory; tell the administrator to check this folder"
-    )
-    # A failure needs no file but the status itself.
-    status.write(8)
-    status.close()
-    assert (status_folder / "17.0.4").read_text() == "8\n"
-
-
 @pytest.mark.root
-def test_a_full_room_is_named_and_no_line_is_written_in_part(status_folder: Path) -> None:
-    def act() -> tuple[str, str, int]:
+def test_a_full_room_is_named_and_then_a_failure_is_told(status_folder: Path) -> None:
+    def act() -> tuple[str, int, str]:
         (status_folder.parent / str(os.getuid())).mkdir()
         status = StepStatus(os.getuid())
         status.hold("17.0", "4")
-        (status_folder / "17.0.shards").write_text("/x\n")
         fill_up(status_folder.parent)
         with pytest.raises(SpaceError) as caught:
-            status.write(0, "", ["/a" * 4000])
+            status.write(0, "", {"STAGE_SHARDS": "/a" * 4000})
+        assert not (status_folder / "17.0.4").read_text().startswith("0")
         status.write(5)
-        assert (status_folder / "17.0.4").read_text() == "5\n"
-        return str(caught.value), (status_folder / "17.0.shards").read_text(), caught.value.code
+        return str(caught.value), caught.value.code, (status_folder / "17.0.4").read_text()
 
     run_folder = status_folder.parent
     message = (
-        f"{run_folder}/{os.getuid()}/17.0.shards: your folder {run_folder}/{os.getuid()} is full, "
+        f"{run_folder}/{os.getuid()}/17.0.4: your folder {run_folder}/{os.getuid()} is full, "
         "which holds what your jobs stage; delete the files that you put there, and submit again"
     )
-    assert on_tmpfs(run_folder, "size=64k", act) == (message, "/x\n", 5)
+    assert on_tmpfs(run_folder, "size=64k", act) == (message, 5, "5\n")
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])
@@ -207,10 +180,3 @@ def test_without_a_rank_the_wait_ends(status_folder: Path, left: str | None) -> 
         (status_folder / "17.0.4").write_text(left)
     for patience in (0, 0.2):
         assert wait_for_code(os.getuid(), ["17.0"], "4", patience) is None
-
-
-def test_the_plugin_finds_the_variables_of_the_script(status_folder: Path) -> None:
-    leave_variables(os.getuid(), "17.0", {"SLURM_NNODES": "3", "STAGE_FAILED_NODES": "n[3,5]"})
-    [left] = status_folder.iterdir()
-    assert left.name == "17.0.environment"
-    assert left.read_text() == "SLURM_NNODES=3\nSTAGE_FAILED_NODES=n[3,5]\n"

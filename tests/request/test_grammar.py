@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from stager.base.errors import DirectiveError, UsageError
 from stager.base.options import ITSELF, Lifetime, Links, Mode, Options, Share, Validate, Verify
 from stager.base.text import showable
-from stager.request.grammar import MAX_LIST, Directive, print_value
+from stager.request.grammar import MAX_LIST, RESERVED, Directive, print_value
 from tests.support.directives import (
     BASH,
     DIRECTIVES,
@@ -26,6 +27,7 @@ from tests.support.directives import (
     parse_value,
 )
 
+ROOT = Path(__file__).parents[2]
 CONTROL = "a control character is not allowed in a directive"
 NOTHING = "source and destination are missing: write {}"
 NO_COLON = "no ':' between source and destination: write {}"
@@ -47,7 +49,7 @@ UNKNOWN_URL = (
 )
 KNOWN = (
     "validate, verify, lifetime, relocate, include, exclude, extract, decompress, mode, by, share, "
-    "layout, links, replace, via"
+    "layout, links, replace, via, as"
 )
 IN_PATH = "If not, write \\, where it is part of a path"
 NO_NUMBER = (
@@ -233,8 +235,8 @@ def test_a_source_in_quotes_of_its_own_is_refused(text: str, column: int) -> Non
 def test_an_option_after_a_space_is_no_part_of_a_path(text: str, column: int) -> None:
     problem = "write ',', without a blank, before an option"
     assert value_fault(text) == message(problem, text, column)
-    [directive] = parse_value("/a:/b/my extracts of 2026")
-    assert directive.destination == "/b/my extracts of 2026"
+    for path in ("/b/my extracts of 2026", "/b/save as is"):
+        assert parse_value(f"/a:{path}") == (Directive("/a", path),)
 
 
 @pytest.mark.parametrize("text", ["/a:/b/../c", "/a:/..", "/a:/b/..", "/a:/../", "/a:/b/../../c"])
@@ -779,3 +781,34 @@ def test_what_cannot_be_combined_with_links_that_are_followed_is_refused(option:
         assert value_fault(text) == message(problem, text, text.index(option))
     (directive,) = parse_value("/a:/b,links=follow,share=none,relocate=auto,mode=shard")
     assert directive.options == Options(links=Links.FOLLOW, mode=Mode.SHARD)
+
+
+@pytest.mark.parametrize("name", ["weights", "_", "W2", "shards", "a" * 64])
+def test_a_name_for_the_path_is_read(name: str) -> None:
+    assert parse_value(f"/a:/b,as={name}") == (Directive("/a", "/b", Options(name=name)),)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "2w", "a b", "a-b", "é", "a" * 65, "a=b", "LD_PRELOAD=/x", "$x"]
+)
+def test_a_name_that_no_variable_can_have_is_refused(name: str) -> None:
+    text = f"/a:/b,as={name}"
+    problem = (
+        f"'{name}' cannot be part of a variable's name; write at most 64 letters without accents, "
+        "digits and _, and no digit first"
+    )
+    assert value_fault(text) == message(problem, text, 9)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_name_of_our_own_is_refused(name: str) -> None:
+    text = f"/a:/b,as={name}"
+    problem = f"STAGE_{name} is slurm-stage's own; choose another name"
+    assert value_fault(text) == message(problem, text, 9)
+
+
+def test_each_variable_of_our_own_is_reserved() -> None:
+    code = [path for kind in ("stager/**/*.py", "prolog/**/*.[ch]") for path in ROOT.glob(kind)]
+    used = {name for path in code for name in re.findall(r'"STAGE_([A-Z_]+)[="]', path.read_text())}
+    assert used - RESERVED == set()
+    assert "FAILED_NODES" in used

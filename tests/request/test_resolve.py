@@ -26,7 +26,7 @@ from stager.base.options import (
 from stager.request.grammar import Directive
 from stager.request.items import StageItem
 from stager.request.policy import LOCAL, Policy, Shared, SourceSection
-from stager.request.resolve import images_folder, resolve
+from stager.request.resolve import build_request, images_folder, resolve
 
 SITE = Policy(roots=("/nvme", "/nvme/fast", "/scratch/local"))
 STAT, ALWAYS = Validate.STAT, Validate.ALWAYS
@@ -341,6 +341,31 @@ def test_one_destination_for_two_lifetimes_is_refused() -> None:
         "/nvme/b is the destination of two directives: from /a (validate=stat) and from /a "
         "(validate=stat, lifetime=job); remove one of them, or change its destination"
     )
+
+
+def test_two_copies_with_one_name_are_refused() -> None:
+    options = Options(name="w")
+    one, other = Directive("/a", "/nvme/", options), Directive("/b", "/nvme/c", options)
+    assert len(resolve([one, one, Directive("/b", "/nvme/c", Options(name="W"))], SITE)) == 2
+    with pytest.raises(UsageError) as caught:
+        resolve([one, other], SITE)
+    problem = "as=w is given to both /nvme/a and /nvme/c; choose two names"
+    assert str(caught.value) == problem
+
+
+def test_the_variables_are_the_names_and_the_lists_of_what_is_spread() -> None:
+    directives = [
+        Directive("/a b", "/nvme/", Options(name="w")),
+        Directive("/c", "/nvme/c", Options(mode=Mode.SHARD)),
+        Directive("/d", "/nvme/d", Options(mode=Mode.SHARD, name="d")),
+    ]
+    assert build_request(resolve(directives, SITE), SITE).variables == {
+        "STAGE_w": "/nvme/a b",
+        "STAGE_d": "/nvme/d",
+        "STAGE_SHARDS": "/nvme/c/.stage-shards.tsv:/nvme/d/.stage-shards.tsv",
+    }
+    one = replace(ITEM, destination="/nvme/a\nb", options=Options(name="w"))
+    assert build_request((one,), SITE).variables == {}
 
 
 def test_without_a_site_any_absolute_destination_will_do() -> None:

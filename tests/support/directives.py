@@ -17,6 +17,7 @@ from stager.base.options import (
     Relocate,
     Validate,
     Verify,
+    Via,
 )
 from stager.base.text import columns, printable, showable
 from stager.request import grammar, script
@@ -65,6 +66,10 @@ NUMBERED = st.sampled_from(["{n}", "part-{n}.*", "rank{n}/", "/a, b:{n};", "**/{
         is_numbered
     )
 )
+#: Values of ``as=``.
+NAMES_OF_COPIES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}", fullmatch=True).filter(
+    lambda name: name not in grammar.RESERVED
+)
 DESTINATIONS = PATHS.filter(lambda path: not NO_DESTINATION.search(path))
 COPIES = st.builds(
     Directive,
@@ -78,6 +83,8 @@ COPIES = st.builds(
         st.sampled_from(Relocate),
         PATTERNS,
         PATTERNS,
+        via=st.sampled_from(Via),
+        name=st.just("") | NAMES_OF_COPIES,
     ),
 )
 UNPACKED = st.builds(
