@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: The options that say nothing of an entry's bytes: who sees a copy and how long, and what is in
 #: its way. ``validate`` and ``verify`` are the stage's: they are not part of the key.
-_OF_VIEW = ("lifetime", "share", "replace", "via")
+_OF_VIEW = ("lifetime", "share", "replace", "via", "name")
 _OF_STAGE = ("validate", "verify")
 _ENTRY = re.compile(rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{STORE_FOLDER}/[0-9a-f]{{32}}/")
 
@@ -46,7 +46,7 @@ def entry_of(item: StageItem, store: str, uid: int) -> StageItem:
 
     >>> item = StageItem("/shared/set", "/tmp/set", "/tmp")
     >>> entry_of(item, "/nvme", 7).destination
-    '/nvme/.slurm-stage/7/store/5c1d5f3a/set'
+    '/nvme/.slurm-stage/7/store/ade1e6ef9a7299bf1f5641dad7be293a/set'
     """
     defaults = {name: getattr(DEFAULT_OPTIONS, name) for name in _OF_VIEW}
     options = replace(item.options, **defaults)
