@@ -1,5 +1,7 @@
 """Evict the least recently used copies of all users until the site's headroom is free.
 
+Of the store, evict entries until those of all users take no more than its size.
+
 Root touches no path that a user named: it compares times and sizes, and asks `stager.node.tidy`
 of each user to remove the oldest.
 """
@@ -41,15 +43,19 @@ _SILENT = "silent.json"
 
 
 def make_headroom(rules: Rules, ask: Ask) -> int:
-    """Evict copies until the site's headroom is free beneath each root. Return their number."""
-    if not rules.headroom:
+    """Evict copies until the site's headroom is free beneath each root, and the store is no larger
+    than its size. Return their number.
+    """
+    if not (rules.headroom or rules.store_size):
         return 0
     run = _Run(rules, ask)
     # One at a time: two that run together would evict twice as much.
     with locked(f"{paths.RUN_FOLDER}/headroom.lock", _LIMIT):
         run.slow_before = _load_silent()
-        for root in rules.roots:
+        for root in rules.roots if rules.headroom else ():
             run.make_room(root)
+        if rules.store_size:
+            run.limit_store()
         if run.slow != run.slow_before:
             replace_file(f"{paths.RUN_FOLDER}/{_SILENT}", json.dumps(sorted(run.slow)), 0o600)
     if run.gone:
@@ -95,6 +101,31 @@ class _Run:
                 if goal <= 0:
                     return
 
+    def limit_store(self) -> None:
+        """Evict entries of the store until those of all users take no more than its size.
+
+        Users may lie of what they have. So who claims more than all may have loses that much first,
+        and takes no more from others than who has pinned as much as all may have.
+        """
+        store = self._rules.store
+        size = disk_size(store)
+        most = amount_of(self._rules.store_size, size) if size else 0
+        entries: dict[int, Pairs] = {}
+        counts: dict[int, int] = {}
+        over = float(-most)
+        for uid in sorted(users_of(store), key=self._is_slow) if most else ():
+            answer = self._answer(uid, ["--root", store, "--entries"])
+            taken, pairs = or_zero(answer.get("taken")), _pairs(answer.get("may_go"))
+            counts |= shares({uid: pairs}, taken - most)
+            over += min(taken, most)
+            entries[uid] = pairs[counts.get(uid, 0) :]
+        for uid, count in shares(entries, over).items():
+            counts[uid] = counts.get(uid, 0) + count
+        for uid, count in counts.items():
+            chosen = ["--entries", "--oldest", str(count)]
+            answer = self._answer(uid, ["--root", store, *chosen])
+            self.gone += int(min(or_zero(answer.get("evicted")), count))
+
     def _is_slow(self, uid: int) -> bool:
         return uid in self.slow or uid in self.slow_before
 
@@ -134,6 +165,15 @@ def shortfall(root: str, rules: Rules) -> int:
     kept = amount_of(rules.keep_free, whole)
     wanted = kept + amount_of(rules.headroom, whole)
     return wanted - room.f_bavail * room.f_frsize if kept < whole - reserve else 0
+
+
+def disk_size(root: str) -> int:
+    """Return the bytes of the disk of ``root``; 0 if the node does not have it."""
+    with suppress(FileNotFoundError):
+        if not stranger_at(root):
+            room = os.statvfs(root)
+            return room.f_blocks * room.f_frsize
+    return 0
 
 
 def shares(may_go: dict[int, Pairs], goal: float) -> dict[int, int]:

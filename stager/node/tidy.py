@@ -22,6 +22,7 @@ from stager.base.options import Lifetime
 from stager.base.rules import read_rules
 from stager.store import removal, space
 from stager.store.cache import Cache, caches_in
+from stager.store.entries import is_entry
 from stager.store.leases import figures_of, remove_files, uses_of
 from stager.store.locks import Locks
 from stager.store.parents import remove_parents
@@ -61,10 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer["usage"] = usage
     if options.root in caches:
         cache = caches[options.root]
-        # By time of use alone, as root compares it with that of other users' copies.
-        may_go = sorted(
-            space.oldest(space.find_candidates(cache)), key=lambda copy: copy.record.used_at
+        found = space.find_candidates(
+            cache, lambda record: not options.entries or is_entry(record.destination)
         )
+        if options.entries:
+            answer["taken"] = sum(copy.size for copy in found)
+        # By time of use alone, as root compares it with that of other users' copies.
+        may_go = sorted(space.oldest(found), key=lambda copy: copy.record.used_at)
         answer["evicted"], others = _evict(cache, may_go, options.oldest, options.free)
         answer["may_go"] = [[copy.record.used_at, copy.size] for copy in others]
         if options.usage and answer["evicted"]:
@@ -79,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", type=int, default=0, help="a job that has ended on this node")
     parser.add_argument("--usage", action="store_true", help="report bytes and copies by root")
     parser.add_argument("--root", default="", help="list time of use and bytes of what may go")
+    parser.add_argument("--entries", action="store_true", help="of these, entries of a store alone")
     parser.add_argument("--oldest", type=int, default=0, help="evict so many of these first")
     parser.add_argument(
         "--free", type=float, default=math.inf, help="stop when so many more bytes are free"

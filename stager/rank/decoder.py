@@ -14,7 +14,6 @@ from stager.archive.target import Limits, excess
 from stager.archive.unpack import decompress
 from stager.base.errors import SourceError, StageError, write_traceback
 from stager.base.extents import ALIGNMENT
-from stager.base.rules import amount_of
 from stager.base.telemetry import count
 from stager.base.text import bytes_text
 from stager.fs.files import as_stage_error, stage_errors, write_all
@@ -215,9 +214,9 @@ def room_to_unpack(task: Task) -> int:
     space, destination = task.space, task.item.destination
     free = free_space(task.cache.folder, space)
     room = max(0, free.usable)
-    limit = space.limit_in(task.item.root)
+    limit = space.limit_in(task.item.root, free.size)
     if not limit:
         return room
     copies = find_candidates(task.cache)
     used = sum(one.size for one in copies if one.record.destination != destination)
-    return min(room, amount_of(limit, free.size) - used)
+    return min(room, limit - used)

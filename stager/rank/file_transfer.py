@@ -28,7 +28,6 @@ from stager.base.errors import (
 from stager.base.extents import Extent, rounded
 from stager.base.options import Share
 from stager.base.outcome import Counts  # noqa: TC001 - `row_of` reads it
-from stager.base.rules import amount_of
 from stager.fs.files import TICK, existing_folder_above, remove_tree, stage_errors
 from stager.fs.partial_file import Partial, make_partial_folder
 from stager.fs.reader import FileReader
@@ -403,7 +402,7 @@ class ImageSink(FileSink):
             return copy, copy
         # What is there for a moment only shall not exceed the user's limit.
         disk = free_space(existing_folder_above(f"{task.cache.folder}/"), task.space).size
-        most = amount_of(task.space.limit_in(task.item.root), disk) or inf
+        most = task.space.limit_in(task.item.root, disk) or inf
         return int(max(copy, min(copy + _WHILE_MADE * task.source.allocated, most))), copy
 
     def seal(self) -> None:

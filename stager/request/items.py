@@ -24,6 +24,7 @@ from stager.base.options import (
     Relocate,
 )
 from stager.base.paths import SHARD_LIST
+from stager.base.rules import Amount, amount_of
 from stager.source.description import Selection
 from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
 from stager.source.schemes import Scheme, cache_name, name_of
@@ -31,8 +32,6 @@ from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from stager.base.rules import Amount
 
 T = TypeVar("T")
 
@@ -171,9 +170,15 @@ class Space:
     unpacked_size: int = UNPACKED_SIZE
     unpacked_members: int = UNPACKED_MEMBERS
 
-    def limit_in(self, root: str) -> Amount:
-        """Return the most of a user's in a root; 0 for no limit, as in one that is his own."""
-        return 0 if root in self.private else self.user_limit
+    def limit_in(self, root: str, disk: int) -> int:
+        """Return the most bytes of a user's in a root, whose disk has so many.
+
+        Return 0 for no limit, as in a root that is the user's own.
+        """
+        limits = [] if root in self.private else [self.user_limit]
+        if root == self.store:
+            limits.append(self.store_size)
+        return min(filter(None, (amount_of(one, disk) for one in limits)), default=0)
 
 
 class Work(StrEnum):

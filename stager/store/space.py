@@ -20,6 +20,7 @@ from stager.base.rules import amount_of
 from stager.base.text import bytes_text, listed
 from stager.fs.files import existing_folder_above, facts_beneath, stage_errors
 from stager.fs.reader import BLOCK
+from stager.store.entries import is_entry
 from stager.store.leases import jobs_are_known
 from stager.store.locks import Locks
 from stager.store.record import is_ours
@@ -102,7 +103,9 @@ def size_on_disk(cache: Cache, record: Record) -> int:
         return 0
     if record.tree:
         return record.tree.allocated
-    return there.st_blocks * BLOCK if there.st_nlink == 1 else 0
+    # Of an entry, a job may have another name, but not for long.
+    is_alone = there.st_nlink == 1 or is_entry(record.destination)
+    return there.st_blocks * BLOCK if is_alone else 0
 
 
 def choose(candidates: Iterable[Candidate], goal: int) -> list[Candidate]:
@@ -187,7 +190,8 @@ class Demand:
     The new copies take ``need`` bytes, and what is written beside them ``beside``, if anything is
     needed. The disk has ``free`` space, and the user's copies may take ``limit`` bytes there, 0 for
     no limit. Towards that limit the new copies count with ``whole`` bytes, which include what is
-    there already. The ``replaced`` ones are no candidates.
+    there already, but nothing in folders of the user's own. It is that of the store if the
+    candidates are its entries, ``in_store``. The ``replaced`` ones are no candidates.
     """
 
     root: str
@@ -199,6 +203,7 @@ class Demand:
     beside: int = 0
     is_estimate: bool = False
     replaced: Sequence[Replaced] = ()
+    in_store: bool = False
 
     @property
     def _used(self) -> int:
@@ -211,14 +216,13 @@ class Demand:
 
     def choose(self) -> list[Candidate]:
         """Return the copies to remove so that all fits. Raise SpaceError if it cannot."""
-        whole = max(self.need, self.whole)
-        over = self._used + whole - self.limit if self.limit else 0
+        over = self._used + self.whole - self.limit if self.limit else 0
         need = self.need + self.beside if self.need else 0
         lacking = need - self.free.usable if need else 0  # what is empty needs none of the share
         chosen = choose(self.candidates, max(lacking, over))
         freed = sum(one.size for one in chosen)
         if over > freed:
-            raise self._over_limit(whole)
+            raise self._over_limit()
         if lacking > freed:
             raise self._no_room(need, freed, lacking - freed)
         return chosen
@@ -230,10 +234,11 @@ class Demand:
             return f"about {bytes_text(size)} needed {about}"
         return f"{bytes_text(size)} needed"
 
-    def _over_limit(self, whole: int) -> SpaceError:
-        """Return the error for ``whole`` bytes that are beyond the limit."""
+    def _over_limit(self) -> SpaceError:
+        """Return the error for new copies that are beyond the limit."""
+        what = "the size of the node's store" if self.in_store else "your limit on this disk"
         return SpaceError(
-            f"{self.root}: not enough room: {self.needed(whole)}; your limit on this disk is "
+            f"{self.root}: not enough room: {self.needed(self.whole)}; {what} is "
             f"{bytes_text(self.limit)}, and your other copies take {bytes_text(self._used)}"
             f"{_held_text(self._held)}; stage less{_release(self._held, begin=', or ')}"
         )
@@ -352,10 +357,13 @@ class RoomPlan:
         self.roots = {one.root for one in needs}
         self._folder = _existing(needs[0].cache)
         free = free_space(self._folder, space)
-        limit = amount_of(space.limit_in(needs[0].root), free.size)
+        limited = [one for one in needs if one.root not in space.private]
+        limit = amount_of(space.user_limit, free.size) if limited else 0
+        entries = [one for one in needs if is_entry(one.destination)]
+        size = amount_of(space.store_size, free.size) if entries else 0
         beside = max(0, _BESIDE - free.reserve)
         # There may be thousands of records, so they are read only if there is too little room.
-        short = limit or need + beside > free.usable
+        short = limit or size or need + beside > free.usable
         caches = {*(one.cache for one in needs), *others} if short else set()
         found = [one for cache in caches for one in find_candidates(cache)]
         needed = {one.destination: one for one in needs}
@@ -369,8 +377,7 @@ class RoomPlan:
             and one.cache.root.removeprefix(one.cache.disk) not in space.of_job
         }
         self._demand = Demand(
-            needs[0].root, need, free, limit, (),
-            whole=sum(max(one.need, one.whole) for one in needs), beside=beside,
+            needs[0].root, need, free, limit, (), whole=_whole(limited), beside=beside,
             is_estimate=any(one.is_estimate for one in needs),
             replaced=[
                 _replaced_by(needed[one.destination], one)
@@ -378,11 +385,21 @@ class RoomPlan:
                 if one.destination in needed
             ],
         )  # fmt: skip
+        self._store = Demand(
+            space.store, 0, free, size, (), whole=_whole(entries),
+            is_estimate=any(one.is_estimate for one in entries), in_store=True,
+        )  # fmt: skip
 
     def plan(self) -> list[Candidate]:
         """Return the copies to remove. Raise SpaceError if there is too little room."""
         self._check_memory()
-        return replace(self._demand, candidates=[*self._candidates.values()]).choose()
+        every = [*self._candidates.values()]
+        entries = [one for one in every if is_entry(one.destination)]
+        first = replace(self._store, candidates=entries).choose()
+        gone = {one.destination for one in first}
+        others = [one for one in every if one.destination not in gone]
+        free = self._demand.free.plus(sum(one.size for one in first))
+        return first + replace(self._demand, candidates=others, free=free).choose()
 
     def _check_memory(self) -> None:
         """Raise SpaceError if the copies would take more memory than the job may.
@@ -424,6 +441,10 @@ class RoomPlan:
         except (OSError, StageError):
             # A copy that its user made impossible to remove: others may be enough.
             return Held.IN_USE
+
+
+def _whole(needs: Iterable[Need]) -> int:
+    return sum(max(one.need, one.whole) for one in needs)
 
 
 def _replaced_by(need: Need, old: Candidate) -> Replaced:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def planned(
     need: int, free: int, limit: int, candidates: list[Candidate], whole: int = 0
 ) -> list[Candidate]:
-    return Demand("/nvme", need, FreeSpace(free, free), limit, candidates, whole).choose()
+    there = FreeSpace(free, free)
+    return Demand("/nvme", need, there, limit, candidates, whole or need).choose()
 
 
 def refusal(
@@ -51,8 +52,9 @@ def refusal(
     is_estimate: bool = False,
 ) -> str:
     there = free if isinstance(free, FreeSpace) else FreeSpace(free, free)
+    demand = Demand("/nvme", need, there, limit, candidates, whole or need, is_estimate=is_estimate)
     with pytest.raises(SpaceError) as caught:
-        Demand("/nvme", need, there, limit, candidates, whole, is_estimate=is_estimate).choose()
+        demand.choose()
     return str(caught.value)
 
 
@@ -402,3 +404,60 @@ def test_a_copy_that_cannot_be_removed_is_skipped_for_the_next(node: Node) -> No
     gone = make(node, room_on(node, MIB, limit=2 * MIB))
     assert [one.destination for one in gone] == [f"{node.disk}/b"]
     assert (node.disk / "sub/a").exists()
+
+
+# The store
+
+
+def room_for_entry(node: Node, need: int, size: int, limit: int = 0) -> RoomPlan:
+    """Room for one more entry, in a store of ``size``, and for its copy in a job's folder."""
+    root = str(node.disk)
+    space = Space(
+        user_limit=limit, store=root, store_size=size, private=("/job",), of_job=("/job",)
+    )
+    needs = [
+        Need("/job", node.cache, "/job/data", need),
+        Need(root, node.cache, node.entry(9), need),
+    ]
+    return rooms(needs, [], space)[0]
+
+
+@pytest.mark.usefixtures("jobs_folder")
+def test_a_users_entries_stay_below_the_size_of_the_store(node: Node) -> None:
+    node.put("copy", 5 * MIB)
+    node.put_entry(1, MIB, used_at=2)
+    node.put_entry(2, MIB, used_at=1)
+    node.put_entry(3, MIB, used_at=3)
+    for size, expected in ((4 * MIB, []), (3 * MIB, [2]), (2 * MIB, [2, 1]), (0, [])):
+        chosen = room_for_entry(node, MIB, size).plan()
+        assert [one.destination for one in chosen] == [*map(node.entry, expected)]
+    make(node, room_for_entry(node, MIB, 3 * MIB))
+    assert sorted(one.destination for one in node.cache.records()) == sorted(
+        [str(node.disk / "copy"), node.entry(1), node.entry(3)]
+    )
+
+
+@pytest.mark.usefixtures("jobs_folder")
+def test_a_store_that_is_too_small_is_told_and_not_the_limit(node: Node) -> None:
+    node.put_entry(1, MIB, pinned=True)
+    with pytest.raises(SpaceError) as caught:
+        room_for_entry(node, MIB, 2 * MIB - 1).plan()
+    assert str(caught.value) == (
+        f"{node.disk}: not enough room: 1.0 MiB needed; the size of the node's store is 2.0 MiB, "
+        "and your other copies take 1.0 MiB; 1.0 MiB of your copies stay: "
+        f"{node.entry(1)} (pinned); stage less, or unpin copies (stagectl unpin DST)"
+    )
+
+
+@pytest.mark.usefixtures("jobs_folder")
+def test_the_limit_counts_entries_and_not_what_a_job_has_of_its_own(node: Node) -> None:
+    node.put_entry(1, MIB)
+    assert room_for_entry(node, MIB, 0, limit=2 * MIB).plan() == []
+    chosen = room_for_entry(node, MIB, 0, limit=2 * MIB - 1).plan()
+    assert [one.destination for one in chosen] == [node.entry(1)]
+
+
+@pytest.mark.usefixtures("jobs_folder")
+def test_an_entry_counts_also_while_a_job_has_another_name_of_it(node: Node) -> None:
+    os.link(node.put_entry(1, MIB).destination, node.disk / "of-job")
+    assert bytes_taken(node) == MIB

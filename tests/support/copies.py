@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.paths import STORE_FOLDER
 from stager.fs.files import CopyFacts, digest_of
 from stager.request.items import Space
 from stager.store.cache import Cache, open_cache
@@ -40,8 +41,20 @@ class Node:
         self.disk = disk
         self.cache = open_cache(str(disk), os.getuid())
 
+    def put_entry(
+        self, number: int, size: int, used_at: int = 0, *, pinned: bool = False
+    ) -> Record:
+        """Put an entry of the store there."""
+        name = self.entry(number).removeprefix(f"{self.disk}/")
+        return self.put(name, size, used_at, pinned=pinned)
+
+    def entry(self, number: int) -> str:
+        """Return the path of an entry."""
+        return f"{self.cache.folder}/{STORE_FOLDER}/{number:032x}/data"
+
     def put(self, name: str, size: int, used_at: int = 0, *, pinned: bool = False) -> Record:
         path = self.disk / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
         there = path.stat()
         copy = CopyFacts(size, there.st_mtime_ns, there.st_ino, there.st_uid)
