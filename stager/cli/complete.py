@@ -63,13 +63,15 @@ def nodes(_: click.Context, __: click.Parameter, start: str) -> list[str]:
 
 
 def copies(context: click.Context, parameter: click.Parameter, start: str) -> list[str]:
-    """Return the destinations of the user's copies on this node, or on the simulated nodes."""
+    """Return what names the user's copies on this node, or on the simulated nodes."""
+    from stager.store.entries import shown
+
     given = context.params.get(parameter.name or "") or ()
     end = time.monotonic() + _RECORDS_LIMIT
     found: set[str] = set()
     for cache in _caches(context):
         for record in cache.records():
-            found.add(record.destination)
+            found.add(shown(record))
             if time.monotonic() > end:
                 break
     return sorted(

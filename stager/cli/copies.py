@@ -29,8 +29,10 @@ from stager.launch import job
 from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
 from stager.request.names import absolute
+from stager.source.schemes import Scheme
 from stager.store.cache import caches_in
 from stager.store.locks import Locks
+from stager.store.states import copies_of
 from stager.store.verify import NODE
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def run_action(
     Raise StageError if the nodes cannot be asked at all.
     """
     # As in records.
-    typed = {absolute(path): path for path in destinations}
+    typed = {_in_records(name): name for name in destinations}
     rules = where.rules()
     scope = where.scope(rules)
     command = make(rules.roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
@@ -84,6 +86,11 @@ def run_action(
     if hint := scope.without_ssh(_words(command), answers):
         complain(hint)
     return code
+
+
+def _in_records(name: str) -> str:
+    """Return a destination or a source as it is in records. Raise UsageError."""
+    return name.rstrip("/") if Scheme.of(name).is_url else absolute(name)
 
 
 def _words(command: OfCopies) -> list[str]:
@@ -102,6 +109,8 @@ def _is_dry(command: OfCopies) -> bool:
 
 def _hint(typed: str) -> str:
     """Return what to add to the message if nothing is staged at a path that was ``typed``."""
+    if Scheme.of(typed).is_url:
+        return ""
     if not os.path.isabs(typed):
         return f"; write the whole path, as {typed} was looked for in the current folder"
     if any(char in typed for char in "*?["):
@@ -248,7 +257,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
     """Protect your copies at DST from eviction.
 
     Until you unpin them, they are not removed, whatever space is needed. Staging to DST still
-    replaces them.
+    replaces them. What a node's store keeps is named by its source, in place of DST.
     """
     return run_action(Pin, destinations, where, as_json=as_json)
 
@@ -263,7 +272,8 @@ def unpin(
 ) -> int:
     """Allow your copies at DST to be evicted again.
 
-    They are then kept or removed as any other copy.
+    They are then kept or removed as any other copy. What a node's store keeps is named by its
+    source, in place of DST.
     """
     return run_action(Unpin, destinations, where, as_json=as_json, user=whose(user))
 
@@ -275,7 +285,8 @@ def unpin(
 def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
     """Read your copies again and compare them with their checksums.
 
-    Reads the copies at DST, or all of your copies. If one is damaged or was changed, the exit code
+    Reads the copies at DST, or all of your copies. What a node's store keeps is named by its
+    source, in place of DST. If one is damaged or was changed, the exit code
     is 7, and the message says what to do. Files that were added to a folder are named, but are no
     fault of the copy.
     """
@@ -327,7 +338,8 @@ def evict(
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
     running job are kept. (By DST, a job may delete what it alone uses.) Files that you added or
-    changed there stay. The sources on shared storage are not touched.
+    changed there stay. The sources on shared storage are not touched. What a node's store keeps is
+    named by its source, in place of DST.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")
@@ -352,13 +364,13 @@ def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
     """
     if where.is_given or not job.is_later_task(os.environ):
         return False
-    paths = [absolute(path) for path in destinations]
+    names = [*map(_in_records, destinations)]
     caches = [*caches_in(where.rules().roots, os.getuid())]
     last_work = time.monotonic()
     with ExitStack() as stack:
         locks = [stack.enter_context(closing(Locks(cache))) for cache in caches]
-        while any(cache.load(path) for cache in caches for path in paths):
-            if any(lock.is_held(path) for lock in locks for path in paths):
+        while found := [record for name in names for _, record in copies_of(caches, name)]:
+            if any(lock.is_held(record.destination) for lock in locks for record in found):
                 last_work = time.monotonic()
             elif time.monotonic() - last_work > _FIRST_TASK_LIMIT:
                 return False

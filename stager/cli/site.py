@@ -46,7 +46,7 @@ def site(config: Path, as_json: bool) -> None:
         allowed = rules.model_dump(mode="json", include=_FOR_USERS)
         found = {
             "config": str(config),
-            "roots": rules.roots,
+            "roots": rules.open_roots,
             "destinations": rules.allowed,
             "variables": rules.variables,
             "hints": rules.hints,
@@ -71,6 +71,7 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
         yield "ask for", ", ".join(f"{root} by {hint}" for root, hint in rules.hints.items())
     if rules.job_roots:
         yield "of one job", f"{', '.join(rules.job_roots)}: the copies there go with the job"
+        yield from _store_lines(rules)
     if rules.shared_roots:
         folders = ", ".join(rules.shared_roots)
         yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"
@@ -81,7 +82,7 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     if cache.headroom:
         more = f"{_disk_amount(cache.headroom)} more than this are free"
         yield "after a job", f"old copies of any user are removed until {more}"
-    if set(rules.roots) - set(rules.private_roots):
+    if {*rules.roots} - {*rules.private_roots}:
         limit = f"{_disk_amount(cache.user_limit)} of each disk of a node"
         yield "your limit", limit if cache.user_limit else "none"
     size = bytes_text(cache.unpacked_size)
@@ -97,6 +98,13 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
         "failing nodes",
         f"{launch.tolerate} of a job's nodes, or as --stage-tolerate says; {most}",
     )
+
+
+def _store_lines(rules: Policy) -> Iterator[tuple[str, str]]:
+    size = rules.cache.size
+    most = f"; those of all users take up to {_disk_amount(size)}" if size else ""
+    if rules.store:
+        yield "store", f"{rules.store} keeps copies of these for your next jobs on the node{most}"
 
 
 def _source_lines(rules: Policy) -> Iterator[tuple[str, str]]:

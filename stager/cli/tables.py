@@ -38,7 +38,7 @@ _SAME_TRANSFER = 10
 def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
     """Return the nodes that lack a file which another node has recorded, by destination."""
     held = {
-        node: {entry.destination for entry in one.entries if not entry.shared}
+        node: {entry.destination for entry in one.entries if not (entry.shared or entry.store)}
         for node, one in nodes.items()
     }
     everything = sorted(set().union(*held.values())) if held else []
@@ -70,7 +70,7 @@ def rows(
     for key, names in where.items():
         path, size, *rest = key
         ages = _ages([entry.staged_at for entry in entries[key]], now)
-        row = (fold(names), path, size or _parts(entries[key]), ages, *rest)
+        row = (fold(names), _name(entries[key][0]), size or _parts(entries[key]), ages, *rest)
         found.append((path, order[names[0]], row))
     if whole_job:
         size_and_source = {key[0]: (key[1], key[4]) for key in where}
@@ -101,7 +101,7 @@ def file_rows(
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
         found.append(
             (
-                path, _sizes(every), _nodes(every, len(nodes), blocks), counts,
+                _name(every[0]), _sizes(every), _nodes(every, len(nodes), blocks), counts,
                 _alternatives(_kept(entry) for entry in every),
                 _alternatives(entry.source for entry in every),
             )
@@ -313,6 +313,11 @@ def _ages(staged: Sequence[int], now: float) -> str:
     newest, oldest = age_text(now - max(staged)), age_text(now - min(staged))
     together = newest == oldest or max(staged) - min(staged) <= _SAME_TRANSFER
     return f"{oldest} ago" if together else f"{newest} to {oldest} ago"
+
+
+def _name(entry: Entry) -> str:
+    """Return the destination; an entry of the store has none but what jobs made of its source."""
+    return "(store)" if entry.store else entry.destination
 
 
 def _kept(entry: Entry) -> str:

@@ -35,9 +35,10 @@ from stager.fs.files import as_stage_error
 from stager.node.as_user import groups_of
 from stager.store import removal, space
 from stager.store.cache import RECORD_LIMIT, Cache, caches_in
+from stager.store.entries import shown
 from stager.store.locks import Locks
 from stager.store.removal import finish
-from stager.store.states import NodeStatus, node_status
+from stager.store.states import NodeStatus, copies_of, node_status
 from stager.store.verify import as_mended, delete_command, fault_of
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Status(Where):
 
 @dataclass(frozen=True, slots=True)
 class OfCopies(Where):
-    """Do something with the copies at ``destinations``."""
+    """Do something with the copies at ``destinations``, or of sources that the store has."""
 
     destinations: tuple[str, ...] = ()
 
@@ -157,9 +158,11 @@ class OfCopies(Where):
 
     def do_all(self, node: _Node) -> None:
         """Do it with each copy; one that fails does not stop the others."""
-        for destination in self.destinations:
-            with node.refusing(destination):
-                self.do(node, *node.find(destination))
+        for name in self.destinations:
+            with node.refusing(name):
+                for cache, record in node.find(name):
+                    with node.refusing(name):
+                        self.do(node, cache, record)
 
     def do(self, node: _Node, cache: Cache, record: Record) -> None:
         """Do it with one copy. Raise StageError or OSError."""
@@ -179,7 +182,7 @@ class Verify(OfCopies):
             return
         for cache in node.own:
             for record in sorted(cache.records(), key=lambda record: record.destination):
-                with node.refusing(record.destination):
+                with node.refusing(shown(record)):
                     self.do(node, cache, record)
 
     def do(self, node: _Node, cache: Cache, record: Record) -> None:
@@ -199,12 +202,12 @@ class Verify(OfCopies):
                     if fault.is_damage:
                         cache.save(record.as_damaged())
         if fault.text:
-            raise IntegrityError(f"{record.destination}: {fault.text}")
+            raise IntegrityError(f"{shown(record)}: {fault.text}")
         if record.tree and record.is_damaged and cache in node.own:
             with suppress(StageError), node.locked(cache, record.destination):
                 if cache.load(record.destination) == record:
                     cache.save(as_mended(cache, record))  # by its user
-        node.result.done.append(Done(record.destination, record.copy_facts.size))
+        node.result.done.append(Done(shown(record), record.copy_facts.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +218,12 @@ class Pin(OfCopies):
 
     def do(self, node: _Node, cache: Cache, record: Record) -> None:
         """Note it in the record."""
-        destination = record.destination
-        with node.locked(cache, destination):
-            now = cache.load(destination)
+        with node.locked(cache, record.destination):
+            now = cache.load(record.destination)
             if now is None:
-                raise _AbsentError(destination, self)
+                raise _AbsentError(shown(record), self)
             cache.save(replace(now, pinned=self.verb == Pin.verb))
-        node.result.done.append(Done(destination, record.copy_facts.size))
+        node.result.done.append(Done(shown(record), record.copy_facts.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +268,16 @@ class Evict(OfCopies):
 
     def do(self, node: _Node, cache: Cache, record: Record) -> None:
         """Evict one copy."""
-        destination = record.destination
+        destination, name = record.destination, shown(record)
         if record.pinned:
-            unpin = f"stagectl unpin{self.option} {quote(destination)}"
-            raise PolicyRefusal(f"{destination} is pinned; unpin it first: {unpin}")
+            unpin = f"stagectl unpin{self.option} {quote(name)}"
+            raise PolicyRefusal(f"{name} is pinned; unpin it first: {unpin}")
         jobs = cache.jobs().get(destination, [])
         own = self.job
         if jobs := [job for job in jobs if job != own]:
             used_by = f"job{'s' * (len(jobs) > 1)} {','.join(map(str, jobs))}"
             ended = "they have ended" if len(jobs) > 1 else "it has ended"
-            raise BusyError(f"{destination} is used by {used_by}; evict it when {ended}")
+            raise BusyError(f"{name} is used by {used_by}; evict it when {ended}")
         path = cache.path_of(destination)
         size, gone = space.size_on_disk(cache, record), not os.path.lexists(path)
         is_copy = removal.is_copy(cache, record)
@@ -294,7 +296,7 @@ class Evict(OfCopies):
                 command = delete_command(destination)
                 text = f"{text}; if you do not need it, delete it there: {command}"
             raise IntegrityError(text)
-        self._note(node, cache, destination, size, gone=gone)
+        self._note(node, cache, record, size, gone=gone)
 
     def _free_disk(self, node: _Node, caches: list[Cache]) -> None:
         """Evict copies of ``caches``, which are on one disk.
@@ -325,7 +327,7 @@ class Evict(OfCopies):
     def _evict_all(self, node: _Node, candidates: Iterable[Candidate]) -> None:
         """Evict those that may go; one that fails does not stop the others."""
         for one in sorted(candidates, key=lambda one: one.destination):
-            with node.refusing(one.destination):
+            with node.refusing(shown(one.record)):
                 self._evict_or_keep(node, one)
 
     def _evict_or_keep(self, node: _Node, one: Candidate) -> None:
@@ -335,10 +337,10 @@ class Evict(OfCopies):
         is_copy = not one.may_go or removal.is_copy(one.cache, one.record)
         is_done = one.may_go and self._remove(node, one.cache, one.destination)
         if is_done and is_copy:
-            self._note(node, one.cache, one.destination, one.size, gone=gone)
+            self._note(node, one.cache, one.record, one.size, gone=gone)
         else:
             why = _FORGOTTEN if is_done else why
-            node.result.stay.append(Stays(one.destination, str(why)))
+            node.result.stay.append(Stays(shown(one.record), str(why)))
 
     def _remove(self, node: _Node, cache: Cache, destination: str, job: int = 0) -> bool:
         """Remove a copy, unless this is a dry run.
@@ -350,9 +352,9 @@ class Evict(OfCopies):
         locks = node.locks(cache)
         return removal.remove(cache, locks, destination, job) is not None
 
-    def _note(self, node: _Node, cache: Cache, destination: str, size: int, *, gone: bool) -> None:
-        kept = not self.dry_run and os.path.lexists(cache.path_of(destination))
-        node.result.done.append(Done(destination, size, gone, kept))
+    def _note(self, node: _Node, cache: Cache, record: Record, size: int, *, gone: bool) -> None:
+        kept = not self.dry_run and os.path.lexists(cache.path_of(record.destination))
+        node.result.done.append(Done(shown(record), size, gone, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,19 +513,20 @@ class _Node:
             known = as_stage_error(error, path)
             self.result.refused.append(Refused(known.code, known.message))
 
-    def find(self, destination: str) -> tuple[Cache, Record]:
-        """Return the record of a copy. Raise UsageError or PolicyRefusal."""
-        for cache in (*self.own, *self._of_site):
-            if record := cache.load(destination):
-                verb = self._command.verb
-                if cache in self._of_site and verb != Verify.verb:
-                    by_root = f", or root by --user {name_or_uid(cache.uid)}"
-                    raise PolicyRefusal(
-                        f"{destination} was staged for all users: only the account that staged it "
-                        f"(uid {cache.uid}) may {verb} it" + (by_root if verb == Evict.verb else "")
-                    )
-                return cache, record
-        raise _AbsentError(destination, self._command)
+    def find(self, name: str) -> list[tuple[Cache, Record]]:
+        """Return what `copies_of` does. Raise UsageError or PolicyRefusal."""
+        found = copies_of((*self.own, *self._of_site), name)
+        verb = self._command.verb
+        for cache, _ in found:
+            if cache in self._of_site and verb != Verify.verb:
+                by_root = f", or root by --user {name_or_uid(cache.uid)}"
+                raise PolicyRefusal(
+                    f"{name} was staged for all users: only the account that staged it "
+                    f"(uid {cache.uid}) may {verb} it" + (by_root if verb == Evict.verb else "")
+                )
+        if not found:
+            raise _AbsentError(name, self._command)
+        return found
 
     def locks(self, cache: Cache) -> Locks:
         """Return the locks of a cache, of which each has one place in a process."""
@@ -544,8 +547,9 @@ class _Node:
 
     def busy(self, cache: Cache, destination: str) -> BusyError:
         """Return the error for a copy that another process works on."""
-        holder = self.locks(cache).holder(destination)
-        return BusyError(f"{destination} is being staged or evicted by {holder}; try again later")
+        holder, record = self.locks(cache).holder(destination), cache.load(destination)
+        name = shown(record) if record else destination
+        return BusyError(f"{name} is being staged or evicted by {holder}; try again later")
 
 
 def _wanted_text(size: int) -> str:

@@ -471,7 +471,12 @@ class Policy(_Section):
     @property
     def roots(self) -> tuple[str, ...]:
         """The folders on each node's own disks that hold copies: those of users, and the store."""
-        return tuple(with_store([place.path for place in self.places], self.store))
+        return tuple(with_store([*self.open_roots], self.store))
+
+    @property
+    def open_roots(self) -> tuple[str, ...]:
+        """Those of ``roots`` beneath which users may stage: all but a store that is none of them."""
+        return tuple(place.path for place in self.places)
 
     @property
     def store(self) -> str:
@@ -535,11 +540,11 @@ class Policy(_Section):
     @property
     def allowed(self) -> tuple[str, ...]:
         """The folders beneath which users may stage."""
-        return self.destinations or tuple(place.path for place in self.places)
+        return self.destinations or self.open_roots
 
     @model_validator(mode="after")
     def _check_folders(self) -> Self:
-        roots = tuple(place.path for place in self.places)
+        roots = self.open_roots
         for folder in self.destinations:
             if not _is_in(folder, roots):
                 raise ValueError(f"destinations: {folder} is not beneath one of roots")

@@ -22,6 +22,7 @@ from stager.request.items import StageItem, copy_name
 if TYPE_CHECKING:
     from stager.request.items import Space
     from stager.source.description import Source
+    from stager.store.record import Record
 
 
 #: The options that say nothing of an entry's bytes: who sees a copy and how long, and what is in
@@ -34,6 +35,11 @@ _ENTRY = re.compile(rf"/{re.escape(RECORDS_FOLDER)}/[0-9]+/{STORE_FOLDER}/[0-9a-
 def is_entry(destination: str) -> bool:
     """Return whether a destination is that of an entry in a store."""
     return _ENTRY.search(destination) is not None
+
+
+def shown(record: Record) -> str:
+    """Return what a user calls a recorded copy: an entry has no path that anybody named."""
+    return record.source if is_entry(record.destination) else record.destination
 
 
 def has_entry(item: StageItem, space: Space) -> bool:

@@ -16,6 +16,7 @@ from stager.base.options import Lifetime
 from stager.fs.files import facts_beneath, opened_beneath, remove_tree, stage_errors
 from stager.fs.partial_file import fresh_name
 from stager.source.description import SourceFacts
+from stager.store.entries import is_entry
 from stager.store.parents import remove_parents
 from stager.store.record import is_ours
 from stager.tree.table import Table
@@ -127,7 +128,12 @@ def _emptied(record: Record) -> Record:
 
 
 def is_copy(cache: Cache, record: Record) -> bool:
-    """Return whether what is at the path of a copy, if anything, is that of the ``record``."""
+    """Return whether what is at the path of a copy, if anything, is that of the ``record``.
+
+    Nothing in an entry of the store is its user's own.
+    """
+    if is_entry(record.destination):
+        return True
     try:
         return is_ours(os.lstat(cache.path_of(record.destination)), record)
     except (FileNotFoundError, NotADirectoryError):
@@ -148,6 +154,9 @@ def _remove_copy(cache: Cache, record: Record) -> bool:
 
     Raise OSError or DestinationError.
     """
+    if is_entry(record.destination):
+        discard(cache, record.destination)
+        return True
     path = cache.path_of(record.destination)
     above, name = os.path.split(path)
     with suppress(FileNotFoundError, NotADirectoryError):

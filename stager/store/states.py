@@ -23,6 +23,7 @@ from stager.fs.files import facts_beneath, opened
 from stager.source.posix import version_of
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, caches_in
+from stager.store.entries import is_entry
 from stager.store.leases import jobs_using
 from stager.store.record import is_ours
 
@@ -75,6 +76,8 @@ class Entry(NamedTuple):
     part: bool = False
     #: Whether it is a folder, which may have no files.
     folder: bool = False
+    #: Whether it is an entry of the node's store, whose path nobody named.
+    store: bool = False
 
 
 class DiskRoom(NamedTuple):
@@ -161,6 +164,22 @@ def node_status(
             _add_from(status, user, disk, shared, deadline - time.monotonic(), shared=True)
     status.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return status
+
+
+def copies_of(caches: Iterable[Cache], name: str) -> list[tuple[Cache, Record]]:
+    """Return the record of the copy at the destination ``name``, else those of what the store has
+    of a source of that name.
+    """
+    every = list(caches)
+    for cache in every:
+        if record := cache.load(name):
+            return [(cache, record)]
+    return [
+        (cache, record)
+        for cache in every
+        for record in cache.records()
+        if record.source == name and is_entry(record.destination)
+    ]
 
 
 def _add(status: NodeStatus, found: NodeStatus) -> None:
@@ -269,7 +288,7 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
         record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
         jobs.get(record.destination, []), state, cache.uid, cache.shared,
         record.tree.files if record.tree else 0, bool(record.tree and record.tree.split),
-        record.tree is not None,
+        record.tree is not None, is_entry(record.destination),
     )  # fmt: skip
 
 
@@ -279,7 +298,8 @@ def _copy_state(record: Record, cache: Cache, *, looks: bool) -> str:
         there = facts_beneath(cache.root, cache.path_of(record.destination))
     except OSError:
         return "missing"
-    is_linked = record.tree is None and there.st_nlink != 1
+    # Of an entry, jobs may have other names.
+    is_linked = record.tree is None and there.st_nlink != 1 and not is_entry(record.destination)
     if is_linked or not is_ours(there, record):
         return "changed"
     if record.is_damaged:

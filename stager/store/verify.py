@@ -16,6 +16,7 @@ from xxhash import xxh3_128_hexdigest
 
 from stager.base.text import listed
 from stager.fs.files import READ_FILE, digest_of, opened
+from stager.store.entries import is_entry
 from stager.store.record import is_ours
 from stager.store.tree_validity import damaged
 from stager.tree.listing import Kind, text_of
@@ -56,6 +57,8 @@ def fault_of(cache: Cache, record: Record) -> Fault:
     path = cache.path_of(record.destination)
     is_of_site = cache.uid != os.getuid()
     remedy = _TELL if is_of_site else _STAGE
+    # A stage replaces all that is in an entry of the store.
+    has_own = not (is_of_site or is_entry(record.destination))
     try:
         there = os.lstat(path)
         if record.tree:
@@ -65,9 +68,9 @@ def fault_of(cache: Cache, record: Record) -> Fault:
         is_kept = _is_kept(there, record)
         if not (is_kept or is_ours(there, record)):
             changed = [os.path.basename(path)]
-        if not is_of_site and is_kept:
+        if has_own and is_kept:
             remedy = _MOVE.format(delete_command(record.destination))
-        elif not is_of_site and changed:
+        elif has_own and changed:
             remedy = _REPLACE.format(listed(changed, _MOST_NAMED))
         if fault and not is_ours(there, record):
             return Fault(f"{fault}; {remedy}", is_damage=False)

@@ -39,6 +39,7 @@ _SITE: dict[str, Any] = {
     "config": str, "roots": [str], "destinations": [str], "variables": dict[str, str],
     "hints": dict[str, str], "lock_timeout": float, "allow_share": str,
     "cache": {"keep_free": int | str, "headroom": int | str, "user_limit": int | str,
+              "store": str, "size": int | str,
               "unpacked_size": int, "unpacked_members": int},
     "shared": {"roots": [str], "owner": str | None},
     "launch": {"tolerate": str, "tolerate_limit": str},

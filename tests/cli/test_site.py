@@ -7,6 +7,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.desk import NO_CONFIG, call
 from tests.support.stagectl import STAGECTL, Ran
 from tests.support.terminal import Terminal
@@ -99,6 +101,8 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
             "keep_free": "2.5%",
             "user_limit": 200 << 30,
             "headroom": 20 << 30,
+            "store": "",
+            "size": 0,
             "unpacked_size": 1 << 30,
             "unpacked_members": 1000,
         },
@@ -162,3 +166,24 @@ def test_lines_fit_the_terminal(tmp_path: Path) -> None:
 
 def _has(words: str, lines: list[str]) -> bool:
     return words in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("", ""),
+        ("size = '10%'", "; those of all users take up to 10 %"),
+        ("size = '2GiB'", "; those of all users take up to 2.0 GiB"),
+    ],
+)
+def test_it_shows_where_copies_for_the_folders_of_jobs_stay(
+    tmp_path: Path, size: str, told: str
+) -> None:
+    text = f'roots = ["/local/%j"]\n[cache]\nstore = "/local"\n{size}\n'
+    assert site(tmp_path, text).out.startswith(
+        "DST beneath    /local/%j\n"
+        "of one job     /local/%j: the copies there go with the job\n"
+        f"store          /local keeps copies of these for your next jobs on the node{told}\n"
+    )
+    found = json.loads(site(tmp_path, text, "--json").out)
+    assert (found["roots"], found["cache"]["store"]) == (["/local/%j"], "/local")

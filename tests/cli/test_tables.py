@@ -292,3 +292,22 @@ def test_users_who_did_not_answer_are_named_with_their_nodes() -> None:
         "process of that user that stops it"
     )
     assert silent_lines(nodes, lambda uid: f"u{uid}") == [message]
+
+
+def test_what_the_store_has_is_named_by_its_source_and_missing_nowhere() -> None:
+    path = "/local/.slurm-stage/1000/store/{:032x}/img.sqsh"
+    one, other = (
+        ENTRY._replace(destination=path.format(number), store=True, jobs=jobs)
+        for number, jobs in ((1, [12, 13]), (2, []))
+    )
+    nodes = {"n1": holds(one, other), "n2": holds(one)}
+    assert shown(nodes, whole_job=True) == [
+        "NODE    DST         SIZE  STAGED   STATE  KEPT        SOURCE            LAST JOB",
+        "n[1-2]  (store)  3.0 MiB  1 h ago  ready  jobs 12,13  /shared/img.sqsh  17",
+        "n1      (store)  3.0 MiB  1 h ago  ready  -           /shared/img.sqsh  17",
+    ]
+    assert [row[:3] for row in file_rows(nodes, whole_job=True)] == [
+        ("(store)", "3.0 MiB", "2"),
+        ("(store)", "3.0 MiB", "1"),
+    ]
+    assert missing(nodes) == {}

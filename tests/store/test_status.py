@@ -509,6 +509,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
                 "files": 0,
                 "part": False,
                 "folder": False,
+                "store": False,
             }
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
