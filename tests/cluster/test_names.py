@@ -136,3 +136,50 @@ def test_a_variable_that_is_not_the_site_s_is_refused_by_sbatch(site: Site) -> N
             "  /shared/a:$TMPDIR/a\n            ^\n"
         ),
     )
+
+
+#: A path that a shell, or whoever else evaluated it, would change.
+AWKWARD = "/nvme/$(id) 'q\" `id`"
+PRINT = "printf '%s\\n'"
+
+
+def of_script(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("stage:")]
+
+
+def test_each_task_of_an_array_finds_its_copy_by_its_name(site: Site) -> None:
+    see = f'{PRINT} "$STAGE_w" "$(cat "$STAGE_w")"; srun printenv STAGE_w'
+    wish = f"--stage=a:{AWKWARD.replace('$', chr(92) + '$')}/%a,as=w"
+    lines = of_script(ran(site, see, "--array=3-4", wish))
+    assert lines == [
+        line for task in "34" for line in (f"{AWKWARD}/{task}", "a", f"{AWKWARD}/{task}")
+    ]
+
+
+def test_a_step_finds_the_jobs_copies_and_its_own_by_name(site: Site) -> None:
+    script = """srun '--stage=/shared/names/b:/nvme/b,as=w' sh -c 'echo $STAGE_v $STAGE_w'
+srun --ntasks=2 sh -c 'echo $STAGE_v $STAGE_w'
+"""
+    job = site.sbatch(script, "-wn1", "--ntasks=2", f"--stage={FOLDER}/a:/nvme/a,as=v")
+    job.wait()
+    found = of_script(job.output().splitlines())
+    assert found == ["/nvme/a /nvme/b"] * 2 + ["/nvme/a"] * 2
+
+
+def test_the_steps_of_salloc_find_copies_by_name(site: Site) -> None:
+    script = 'echo "<$STAGE_v>"; srun printenv STAGE_v; srun --stage=b:/nvme/b,as=v true'
+    line = ["salloc", "-N1", "-wn1", "--stage=a:/nvme/a,as=v", "bash", "-c", script]
+    done = site.run(line, cwd=FOLDER, check=False)
+    assert (done.returncode, done.stdout) == (2, "<>\n/nvme/a\n")
+    problem = "as=v is given to both /nvme/a and /nvme/b; choose two names"
+    assert f"stage: {problem}\n" in done.stderr
+    with pytest.raises(CommandFailed) as caught:
+        site.sbatch("true", "--stage=/a:/nvme/a,as=v;/b:/nvme/b,as=v")
+    assert (caught.value.code, caught.value.stderr) == (2, f"stage: {problem}\n")
+
+
+@pytest.mark.usefixtures("_task_prolog")
+def test_with_task_prolog_a_script_finds_a_copy_by_its_name(site: Site) -> None:
+    line = f"#STAGE a:{AWKWARD.replace('$', chr(92) + '$')}/a,as=w"
+    script = f'{line}\n{PRINT} "$STAGE_w" "$(cat "$STAGE_w")"; srun printenv STAGE_w'
+    assert of_script(ran(site, script)) == [f"{AWKWARD}/a", "a", f"{AWKWARD}/a"]
