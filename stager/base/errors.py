@@ -1,19 +1,7 @@
-"""Define every failure that a user can meet, as one tree. Each class has its own exit code.
+"""Define every failure that a user can meet, as one tree.
 
-====================  ====  =====================================================
-class                 code  meaning
-====================  ====  =====================================================
-UsageError            2     the request is wrong
- ├ DirectiveError     2     a directive cannot be read; a caret shows where
- └ DirectiveErrors    2     several of these
-PolicyRefusal         3     the site's stage.toml refuses the request, or has a fault itself
-SourceError           4     the source is missing or cannot be read
-SpaceError            5     a node's disk has too little space
-DestinationError      6     the destination cannot be written
-IntegrityError        7     the source changed while it was read, or a digest differed
-LaunchError           8     MPI or the launcher failed
-BusyError             9     another job held the destination for too long
-====================  ====  =====================================================
+Each class below `StageError` has its exit code, what that means, and what to do. A class without
+one has that of its base.
 """
 
 from __future__ import annotations
@@ -59,6 +47,9 @@ class StageError(Exception):
     """
 
     code: ClassVar[int] = 8
+    #: What the code means, and what a user does then.
+    title: ClassVar[str]
+    remedy: ClassVar[str]
 
     def __init__(self, message: str, node: str | None = None) -> None:
         super().__init__(message)
@@ -73,6 +64,11 @@ class UsageError(StageError):
     """The request is wrong."""
 
     code = 2
+    title = "The request is wrong."
+    remedy = (
+        "Correct the directive where the `^` points. `stagectl check` looks at it before you "
+        "submit."
+    )
 
 
 class DirectiveError(UsageError):
@@ -110,42 +106,101 @@ class PolicyRefusal(StageError):
     """The site's stage.toml refuses the request, or has a fault itself."""
 
     code = 3
+    title = "The site's rules forbid it."
+    remedy = (
+        "Choose a DST beneath one of the folders that `stagectl site` names. If the message names"
+        " stage.toml or plugstack.conf, tell the administrator."
+    )
 
 
 class SourceError(StageError):
     """The source is missing or cannot be read."""
 
     code = 4
+    title = "The source cannot be read."
+    remedy = (
+        "Check the path, and that the nodes mount it. For a URL, renew your credentials, or "
+        "export them before you submit; a hub or registry says that something does not exist if "
+        "you may not see it. If a store failed, submit again later."
+    )
 
 
 class SpaceError(StageError):
     """A node's disk has too little space."""
 
     code = 5
+    title = "A disk has too little space."
+    remedy = (
+        "Free some by `stagectl evict --to-free 200G` in a job on these nodes, or use other nodes."
+    )
 
 
 class DestinationError(StageError):
     """The destination cannot be written."""
 
     code = 6
+    title = "DST or its disk cannot be used."
+    remedy = (
+        "Choose another DST, or move what is in the way; the option `replace` deletes it. If the "
+        "disk failed, use other nodes by `--exclude`, and tell the administrator."
+    )
 
 
 class IntegrityError(StageError):
     """The source changed while it was read, or a digest differed."""
 
     code = 7
+    title = "Contents changed or are damaged."
+    remedy = (
+        "If the source changed, submit again when nobody writes to it. If a copy on a node is not"
+        " as it was staged, stage it again."
+    )
 
 
 class LaunchError(StageError):
     """MPI or the launcher failed."""
 
     code = 8
+    title = "A node, MPI or Slurm failed."
+    remedy = (
+        "Submit again without the node that is named, by `--exclude`. If it fails again, tell the"
+        " administrator."
+    )
 
 
 class BusyError(StageError):
     """Another job held the destination for too long."""
 
     code = 9
+    title = "Another job uses DST, or stages to it."
+    remedy = "Submit again later, or choose another DST."
+
+
+#: The other codes with which a job or a command may end: what each means, and what to do.
+OTHER_CODES = {
+    "1": (
+        "`stagectl doctor` found a problem, or a task's wait for its files was ended.",
+        "Do what `doctor` says. Of a task, the job's output has the reason.",
+    ),
+    "127": (
+        "A program of slurm-stage cannot be run.",
+        "Tell the administrator: it or its Python is missing on a node.",
+    ),
+    "128+N": (
+        "Staging was cancelled, or killed by signal N.",
+        "If you did not cancel it, submit again; then tell the administrator.",
+    ),
+}
+
+
+def exit_codes() -> dict[str, tuple[str, str]]:
+    """Return what each exit code means, and what to do."""
+    own = {str(kind.code): (kind.title, kind.remedy) for kind in StageError.__subclasses__()}
+    return dict(sorted({**own, **OTHER_CODES}.items(), key=_number))
+
+
+def _number(code: tuple[str, object]) -> int:
+    return int(code[0].partition("+")[0])
 
 
 def write_traceback() -> None:

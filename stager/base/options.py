@@ -1,11 +1,12 @@
 """Define the options of a directive.
 
-A new option is a field of `Options`, with a default: the grammar and the requests follow.
+A new option is a field of `Options`, with a default and what it does: the grammar, the requests,
+the help, completion and the reference follow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -102,33 +103,84 @@ ITSELF = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one directive. A field's name is its key, which users write, but for `_AS`."""
+    """The options of one directive. A field's name is its key, which users write, but for `_AS`.
 
-    validate: Validate = Validate.STAT
-    verify: Verify = Verify.STREAM
-    lifetime: Lifetime = Lifetime.CACHE
-    relocate: Relocate = Relocate.AUTO
+    Its metadata say what may be written behind the name, capital letters standing for what the user
+    chooses, and what that does.
+    """
+
+    validate: Validate = field(default=Validate.STAT, metadata={
+        "=stat": "a copy is current if size, times and inode of both are as recorded",
+        "=checksum": "the source as with stat, and the contents of the copy, which are read",
+        "=always": "copy it again in any case",
+    })  # fmt: skip
+    verify: Verify = field(default=Verify.STREAM, metadata={
+        "=stream": "check the bytes as they arrive",
+        "=readback": "read the written file again from the disk",
+    })  # fmt: skip
+    lifetime: Lifetime = field(default=Lifetime.CACHE, metadata={
+        "=cache": "keep the copy for later jobs",
+        "=job": "remove the copy when no job uses it any more; the last job that asked for it "
+        "decides",
+    })  # fmt: skip
+    relocate: Relocate = field(default=Relocate.AUTO, metadata={
+        "=auto": "make a Python environment work at DST, and bring its Python along from shared "
+        "storage",
+        "=no": "leave the paths in Python environments as they are",
+    })  # fmt: skip
     #: Patterns of the paths in a folder that are staged, and of those that are not; see
     #: `tree.patterns`.
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = field(default=(), metadata={
+        "=PATTERN": "take only what matches in a folder, as in a .gitignore; repeatable",
+    })  # fmt: skip
+    exclude: tuple[str, ...] = field(default=(), metadata={
+        "=PATTERN": "leave out what matches in a folder, even if include= takes it; repeatable",
+    })  # fmt: skip
     #: Whether the source is an archive that is unpacked at the destination.
-    extract: bool = False
+    extract: bool = field(default=False, metadata={
+        "": "unpack an archive: .tar, .tar.gz, .tar.zst, .tar.xz, .tar.bz2 or .zip",
+    })  # fmt: skip
     #: `ITSELF` if the source is a compressed file that is decompressed at the destination; for a
     #: folder, patterns of the files in it that are; see `tree.compressed`.
-    decompress: tuple[str, ...] = ()
-    mode: Mode = Mode.COPY
+    decompress: tuple[str, ...] = field(default=(), metadata={
+        "": "decompress a file: .gz, .zst, .xz or .bz2",
+        "=PATTERN": "decompress what matches in a folder; repeatable",
+    })  # fmt: skip
+    mode: Mode = field(default=Mode.COPY, metadata={
+        "=copy": "put all files of a folder on every node",
+        "=shard": "put each file of a folder on one node only",
+    })  # fmt: skip
     #: With mode=shard, a pattern that finds a number in a file's path, which decides its node; see
     #: `tree.shard`.
-    by: str = ""
-    share: Share = Share.NONE
-    layout: FolderLayout = FolderLayout.PLAIN
-    links: Links = Links.KEEP
+    by: str = field(default="", metadata={
+        "=PATTERN": "with mode=shard: the number at {n} chooses the node, as in by=part-{n}.tar",
+    })  # fmt: skip
+    share: Share = field(default=Share.NONE, metadata={
+        "=none": "let you alone read the copy",
+        "=group": "let the source's group read the copy",
+        "=all": "let everybody read the copy",
+    })  # fmt: skip
+    layout: FolderLayout = field(default=FolderLayout.PLAIN, metadata={
+        "=plain": "lay a model of hf:// out as on the hub",
+        "=hub": "lay a model of hf:// out as in the hub's own cache",
+    })  # fmt: skip
+    links: Links = field(default=Links.KEEP, metadata={
+        "=keep": "keep the symbolic links in a folder",
+        "=follow": "copy what links in a folder lead to, in place of the links",
+    })  # fmt: skip
     #: Whether staging may destroy the user's own files at the destination.
-    replace: bool = False
-    via: Via = Via.AUTO
+    replace: bool = field(default=False, metadata={
+        "": "delete files of yours that are in the way at DST, or were changed there",
+    })  # fmt: skip
+    via: Via = field(default=Via.AUTO, metadata={
+        "=auto": "in a job's own folder, make DST of the store's copy with the least room",
+        "=link": "in a job's own folder, link DST to the copy in the node's store",
+        "=copy": "in a job's own folder, make DST a copy of its own",
+    })  # fmt: skip
     #: The job's tasks find the path of the copy in the variable ``STAGE_NAME``; empty for none.
-    name: str = ""
+    name: str = field(default="", metadata={
+        "=NAME": "tell the job's tasks the path of the copy in the variable $STAGE_NAME",
+    })  # fmt: skip
 
     def __str__(self) -> str:
         """Return the options as messages show them: ``validate=stat, extract``."""
@@ -189,6 +241,12 @@ def _key(field: str) -> str:
 #: The type of each option's value, by the option's key: that of its default.
 OPTION_TYPES: dict[str, type] = {
     _key(option.name): type(option.default) for option in fields(Options)
+}
+#: What may be written as an option, and what it does.
+WAYS: dict[str, str] = {
+    f"{_key(option.name)}{way}": text
+    for option in fields(Options)
+    for way, text in option.metadata.items()
 }
 #: Options, and those that cannot be combined with them. (With share, others would read what a
 #: stranger's link leads this user to.)

@@ -14,8 +14,8 @@ import re
 import signal
 import time
 from contextlib import suppress
-from enum import StrEnum
 from itertools import islice
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from click.shell_completion import (
@@ -143,19 +143,14 @@ def directives(context: click.Context, parameter: click.Parameter, start: str) -
 
 def _options(fields: list[Piece]) -> Iterator[str]:
     """Yield the options that may stand in the last of ``fields``, after those in the others."""
-    from stager.base.options import OPTION_TYPES
+    from stager.base.options import OPTION_TYPES, WAYS
 
     given = {field.value.partition("=")[0] for field in fields[1:-1]}
-    for name, kind in OPTION_TYPES.items():
-        words = [f"{name}="]
-        if kind is bool:
-            words = [name]
-        elif issubclass(kind, StrEnum):
-            words = [f"{name}={value}" for value in kind]
-        elif name == "decompress":
-            words.append(name)
-        if name not in given or kind is tuple:
-            yield from (word for word in words if word.startswith(fields[-1].value))
+    for way in WAYS:
+        name, word = way.partition("=")[0], way.rstrip(ascii_uppercase)
+        is_new = name not in given or OPTION_TYPES[name] is tuple
+        if is_new and word.startswith(fields[-1].value):
+            yield word
 
 
 def _destinations(path: str, known: Iterable[str]) -> Iterator[str]:
