@@ -11,9 +11,10 @@ from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import Options
 from stager.base.outcome import NodeRates, Rate
 from stager.base.text import printable, showable
+from stager.cli.command import Command
 from stager.cli.complete import files, roots
 from stager.cli.render import node_lines, print_outcome, rate_lines
-from stager.cli.shared_options import epilog, json_option, run_options
+from stager.cli.shared_options import json_option, run_options
 from stager.cli.terminal import complain, print_json, say, width
 from stager.request.items import StageItem, Work
 from stager.request.names import absolute
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from stager.request.policy import Policy
 
 
-@click.command(epilog=epilog(codes=(2, 3, 4, 5, 6, 8)))
+@click.command(cls=Command, topics=("nodes",))
 @click.option(
     "--source",
     metavar="SRC",
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     default="",
     shell_complete=roots,
-    help="Measure the disk of this staging folder (one of `roots` in stage.toml).  "
+    help="Measure the disk of this staging folder, one of `roots` in stage.toml.  "
     "[default: the first one]",
 )
 @click.option(

@@ -24,8 +24,9 @@ from stager.base.errors import PolicyRefusal, SourceError, StageError, UsageErro
 from stager.base.paths import pattern_hint
 from stager.base.text import printable, showable
 from stager.cli.arguments import read_script
+from stager.cli.command import Command
 from stager.cli.complete import directives
-from stager.cli.shared_options import WHICH_OPTIONS, config_option, epilog
+from stager.cli.shared_options import config_option
 from stager.cli.terminal import complain, say
 from stager.launch.credentials import UnseenError, content, read_url_files
 from stager.request.grammar import asked_tolerance, parse_value, with_values
@@ -149,17 +150,14 @@ def _look_at(path: str) -> tuple[int, bool]:
     return 0 if os.access(path, os.R_OK) else errno.EACCES, is_folder
 
 
-_UNREADABLE = "the script, or the file of a URL, cannot be read"
-
-
-@click.command(epilog=epilog(WHICH_OPTIONS, codes=(2, 3, 4), own={4: _UNREADABLE}))
+@click.command(cls=Command, topics=("directives",))
 @click.argument("values", metavar="[SRC:DST[,key=value]]...", shell_complete=directives, nargs=-1)
 @click.option(
     "--script",
     "scripts",
     type=click.Path(path_type=Path, readable=False),
     multiple=True,
-    help="Check the #STAGE and #SBATCH --stage lines of this batch script (- for stdin).",
+    help="Check the #STAGE and #SBATCH --stage lines of this batch script; - is stdin.",
 )
 @config_option
 @click.option("--quiet", is_flag=True, help="Print only what is wrong.")
@@ -182,8 +180,8 @@ def check(
     """Check batch scripts and SRC:DST values before you submit them.
 
     Checks how they are written, and whether the site's configuration allows the destinations.
-    A script that is no batch script (empty, binary, without '#!', or with the line ends of Windows)
-    is an error; sbatch's other options are not checked.
+    A script that is empty, binary, without '#!' or has the line ends of Windows is an error.
+    sbatch's other options are not checked.
     Warnings name lines of a script that are ignored or cut. Without --quiet, they also name each
     source that this machine does not see, or that is a file instead of a folder or the reverse.
     Warnings do not change the exit code.

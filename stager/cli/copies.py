@@ -21,9 +21,10 @@ from stager.base.rules import byte_size
 from stager.base.text import bytes_range, bytes_text, listed, printable
 from stager.base.users import name_or_uid
 from stager.cli.arguments import user_option, whose
+from stager.cli.command import Command
 from stager.cli.complete import copies
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.shared_options import WHICH_NODES, epilog, json_option, node_options
+from stager.cli.shared_options import json_option, node_options
 from stager.cli.terminal import complain, print_json, say
 from stager.launch import job
 from stager.launch.nodes import read_answers
@@ -249,7 +250,7 @@ def _enough_lines(results: Mapping[str, NodeResult]) -> list[str]:
     ]
 
 
-@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
+@click.command(cls=Command, topics=("nodes",))
 @click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @node_options
 @json_option
@@ -262,7 +263,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
     return run_action(Pin, destinations, where, as_json=as_json)
 
 
-@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 5, 6, 8, 9)))
+@click.command(cls=Command, topics=("nodes",))
 @click.argument("destinations", metavar="DST...", shell_complete=copies, nargs=-1, required=True)
 @user_option
 @node_options
@@ -278,7 +279,7 @@ def unpin(
     return run_action(Unpin, destinations, where, as_json=as_json, user=whose(user))
 
 
-@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 6, 7, 8, 9)))
+@click.command(cls=Command, topics=("nodes",))
 @click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
 @node_options
 @json_option
@@ -299,16 +300,7 @@ _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-@click.command(
-    epilog=epilog(
-        WHICH_NODES,
-        codes=(2, 3, 5, 6, 7, 8, 9),
-        own={
-            3: "DST is pinned, or the site's rules forbid it",
-            7: "something else is at DST, or it was changed",
-        },
-    )
-)
+@click.command(cls=Command, topics=("nodes",))
 @click.argument("destinations", metavar="[DST]...", shell_complete=copies, nargs=-1)
 @click.option(
     "--older",
@@ -321,10 +313,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     "--to-free",
     metavar="SIZE",
     default="",
-    help="Delete least recently used copies (those with lifetime=job first) until this much of "
-    "each disk is free: 200G (G is 10^9 bytes) or 200GiB. A smaller copy may stay, although it is "
-    "older, if larger ones free enough. None is deleted on a disk where all of them would not "
-    "free enough.",
+    help="Delete copies until this much of each disk is free: 200G or 200GiB. Those with "
+    "lifetime=job go first, then the least recently used; none goes on a disk where all of them "
+    "would not free enough.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
 @user_option
@@ -337,7 +328,7 @@ def evict(
     """Delete your copies from the disks of the nodes.
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
-    running job are kept. (By DST, a job may delete what it alone uses.) Files that you added or
+    running job are kept; by DST, a job may delete what it alone uses. Files that you added or
     changed there stay. The sources on shared storage are not touched. What a node's store keeps is
     named by its source, in place of DST.
     """

@@ -11,7 +11,8 @@ import click
 
 from stager.base.errors import LaunchError, PolicyRefusal, StageError, UsageError
 from stager.base.text import folded, printable
-from stager.cli.shared_options import WHICH_NODES, json_option, real_node_options
+from stager.cli.command import Command
+from stager.cli.shared_options import json_option, real_node_options
 from stager.cli.terminal import painted, print_json, width
 from stager.doctor.finding import Examined, Finding, Verdict, problem, unknown
 from stager.doctor.site_rules import examine
@@ -50,7 +51,7 @@ _CODES = {
 _WORSE = [0, LaunchError.code, 1]
 
 
-@click.command(epilog=WHICH_NODES)
+@click.command(cls=Command, topics=("nodes",))
 @real_node_options
 @json_option
 def doctor(where: NodeOptions, as_json: bool) -> int:

@@ -17,6 +17,7 @@ import click
 
 from stager.base.errors import LaunchError, StageError
 from stager.base.text import SHOW_BYTES
+from stager.cli.command import with_short_help
 from stager.cli.terminal import complain
 from stager.source.endpoints import URL_SECRETS
 
@@ -42,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor", "Check that this site is set up for safe staging."),
     "evict": ("copies", "Delete your copies from the disks of the nodes."),
     "gate": ("gate", ""),
+    "help": ("help", "Explain a command, or a topic."),
     "importer": ("importer", ""),
     "node": ("prepare", ""),
     "pack": ("pack", "Pack a folder of many files into one archive."),
@@ -58,6 +60,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 class _Commands(click.Group):
     """The commands of `COMMANDS`."""
+
+    def get_params(self, context: click.Context) -> list[click.Parameter]:
+        return with_short_help(super().get_params(context))
 
     def __init__(self, **settings: Any) -> None:
         # click looks here for a command that resembles a mistyped one.
@@ -146,7 +151,7 @@ def _open_streams() -> None:
         stream.reconfigure(errors=SHOW_BYTES, line_buffering=True)  # type: ignore[union-attr]
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["--help"]})
 @click.version_option(package_name="slurm-stage", message="%(version)s")
 def cli() -> None:
     """Copy files to the local disks of every node of a Slurm job.
@@ -154,4 +159,7 @@ def cli() -> None:
     A job asks for it by `sbatch --stage=SRC:DST` or by lines `#STAGE SRC:DST` in its script; then
     the files are there when the script starts. These commands check such requests, stage by hand,
     and show and manage what is staged.
+
+    `stagectl help TOPIC` explains directives, codes, nodes, environment and stage.toml, and each
+    command, option, code and key by its name.
     """

@@ -14,8 +14,9 @@ from stager.archive.create import SUFFIX
 from stager.archive.create import pack as pack_folder
 from stager.base.errors import DestinationError
 from stager.base.text import bytes_text, files_text, seconds_text
+from stager.cli.command import Command
 from stager.cli.progress import Progress
-from stager.cli.shared_options import epilog, json_option
+from stager.cli.shared_options import json_option
 from stager.cli.terminal import ignore, print_json, say
 from stager.fs.files import as_stage_error
 from stager.request.lexer import escape
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 _PERIOD = 0.2
 
 
-@click.command(
-    epilog=epilog(
-        codes=(2, 4, 5, 6, 7, 8),
-        own={6: "ARCHIVE cannot be written, or is another file", 8: "mksquashfs failed"},
-    )
-)
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path())
 @click.argument("archive", type=click.Path(), required=False)
 @json_option
@@ -44,7 +40,7 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
     """Pack a folder of many files into one archive.
 
     One large file is read from shared storage much faster than many small ones. The command
-    prints the --stage option for it (not for a conda environment).
+    prints the --stage option for it, but not of a conda environment.
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
     is staged as it is. Nothing is packed if ARCHIVE is up to date. A file there that was not packed

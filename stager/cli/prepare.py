@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stager.base.errors import Failure, LaunchError, PolicyRefusal, UsageError
+from stager.cli.command import Command
 from stager.cli.render import failure_lines, nodes_text
-from stager.cli.shared_options import WHICH_NODES, epilog, json_option, real_node_options
+from stager.cli.shared_options import json_option, real_node_options
 from stager.cli.terminal import complain, print_json, say
 from stager.launch.job import own_name
 from stager.launch.nodes import frames, hello, read_answers
@@ -31,7 +32,7 @@ _MISSING = (
 )
 
 
-@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 6, 8)))
+@click.command(cls=Command, topics=("nodes",))
 @real_node_options
 @json_option
 def prepare(where: NodeOptions, as_json: bool) -> int:

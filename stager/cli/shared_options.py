@@ -7,7 +7,7 @@ ranks, `NodeOptions` for commands about what is staged already.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -17,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from stager.base.errors import UsageError
-from stager.base.options import OPTION_TYPES
 from stager.base.paths import LAUNCHERS, SITE_CONFIG
 from stager.cli.complete import nodes
 
@@ -158,7 +157,7 @@ run_options = _together(
     ),
     click.option(
         "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
-        help="Without Slurm: use the hosts in this file of mpiexec, over ssh.",
+        help="Use the hosts in this file of mpiexec, over ssh.",
     ),
     _launcher_option,
     click.option(
@@ -177,12 +176,12 @@ def _options_of_nodes(*, simulated: bool) -> _Decorator:
         click.option(
             "-w", "--nodes", metavar="NODES", default="", callback=_not_empty,
             shell_complete=nodes,
-            help="Use these nodes, such as n[1-4], or a node group of ClusterShell (@group).",
+            help="Use these nodes, such as n[1-4], or a node group of ClusterShell: @group.",
         ),
         _job_option,
         click.option(
             "--hostfile", type=click.Path(path_type=Path, readable=False), metavar="FILE",
-            help="Use the hosts in this file of mpiexec.",
+            help="Use the hosts in this file of mpiexec, over ssh.",
         ),
         _launcher_option,
         click.option(
@@ -197,63 +196,3 @@ def _options_of_nodes(*, simulated: bool) -> _Decorator:
 node_options = _options_of_nodes(simulated=True)
 #: The same for a command that refuses simulated nodes.
 real_node_options = _options_of_nodes(simulated=False)
-
-#: What the options of a directive do, in lines that stay as they are (`\b`, as click has it).
-OPTIONS_TABLE = """\b
-Options of SRC:DST, joined by commas; slurm-stage(7) says more:
-  validate=stat        a copy is current if size, times and inode agree (default)
-  validate=checksum    the source as with stat, and the contents of the copy
-  validate=always      copy it again in any case
-  verify=readback      read the written file again from the disk
-  lifetime=job         remove the copy when no job uses it any more
-  include=PATTERN      take only what matches in a folder; repeatable
-  exclude=PATTERN      leave out what matches in a folder; repeatable
-  extract              unpack an archive
-  decompress           decompress a file
-  decompress=PATTERN   decompress what matches in a folder; repeatable
-  relocate=no          leave the paths in Python environments as they are
-  mode=shard           put each file of a folder on one node only
-  by=PATTERN           with mode=shard: a number in the name chooses the node
-  share=group          let the source's group read the copy
-  share=all            let everybody read the copy
-  layout=hub           lay a model of hf:// out as in the hub's own cache
-  links=follow         copy what links in a folder lead to, in place of the links
-  replace              delete files of yours that are in the way at DST
-  via=link             in a job's own folder, link DST to the copy in the node's store
-  via=copy             there, make DST a copy of its own
-  as=NAME              the job finds the path of the copy in $STAGE_NAME"""
-#: The last lines of the help of other commands that take directives.
-WHICH_OPTIONS = (
-    f"The options of SRC:DST are {', '.join(OPTION_TYPES)}. `stagectl stage --help` says what they "
-    "do."
-)
-#: The last lines of the help of each command that has `node_options`.
-WHICH_NODES = (
-    "Inside a job, as in the shell of salloc, the command works on all nodes of the job; "
-    "elsewhere, on this node. --job asks the nodes of another job within it; --nodes and "
-    "--hostfile ask others over ssh (for root, --job does, too; without ssh, root runs salloc -w "
-    "NODES --overcommit stagectl COMMAND)"
-)
-#: What the exit codes mean (`base.errors`).
-_MEANINGS = {
-    2: "the request is wrong",
-    3: "the site's rules forbid it",
-    4: "the source cannot be read",
-    5: "too little space",
-    6: "DST or its disk cannot be used",
-    7: "contents changed or are damaged",
-    8: "a node, MPI or Slurm failed",
-    9: "another job uses DST or stages to it",
-}
-
-
-def epilog(
-    *paragraphs: str, codes: Iterable[int] = _MEANINGS, own: Mapping[int, str] | None = None
-) -> str:
-    """Return the last paragraphs of a command's help: ``paragraphs``, and its exit ``codes``.
-
-    ``own`` has the meanings that codes have for this command alone.
-    """
-    known = {**_MEANINGS, **(own or {})}
-    meanings = (f"{code} {known[code]}" for code in codes)
-    return "\n\n".join((*paragraphs, f"Exit codes: {'; '.join(meanings)}."))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stager.base.text import bytes_text, folded, printable, seconds_text
-from stager.cli.shared_options import config_option, epilog, json_option
+from stager.cli.command import Command
+from stager.cli.shared_options import config_option, json_option
 from stager.cli.terminal import print_json, width
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _FOR_USERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@click.command(epilog=epilog(codes=(3,), own={3: "there is no stage.toml, or it is wrong"}))
+@click.command(cls=Command, topics=("stage.toml",))
 @config_option
 @json_option
 def site(config: Path, as_json: bool) -> None:

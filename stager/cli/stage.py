@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stager.cli.command import Command
 from stager.cli.complete import directives
 from stager.cli.progress import Progress
 from stager.cli.render import phase_line, print_outcome
-from stager.cli.shared_options import (
-    OPTIONS_TABLE,
-    WHICH_OPTIONS,
-    RunOptions,
-    epilog,
-    json_option,
-    run_options,
-)
+from stager.cli.shared_options import RunOptions, json_option, run_options
 from stager.cli.terminal import complain, ignore, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@click.command(epilog=epilog(OPTIONS_TABLE))
+@click.command(cls=Command, topics=("directives", "nodes"))
 @click.argument(
     "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
 )
@@ -39,19 +33,18 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
 
     SRC is a file or folder on shared storage, DST its path on the local disk of every node. Nodes
     that have an up-to-date copy are skipped. When the command ends with code 0, every node has the
-    files (with mode=shard, its part of them).
+    files, or with mode=shard its part of them.
 
-    Run it inside a job (sbatch, salloc or srun). Without Slurm, name nodes by --hosts or
-    --hostfile, or run it in a job of another scheduler (--launcher). With --local, try it on this
-    machine alone.
+    Run it inside a job. Without Slurm, name nodes by --hosts or --hostfile, or run it in a job of
+    another scheduler. With --local, try it on this machine alone.
 
-    Where all nodes of a launcher that numbers them (dstack, an Indexed Job of Kubernetes, torchrun)
-    run the same line, number 0 stages, and the others wait and end with its code.
+    Where all nodes of dstack, of an Indexed Job of Kubernetes or of torchrun run the same line,
+    number 0 stages, and the others wait and end with its code.
     """
     return stage_values(values, run, as_json=as_json, verbose=verbose)
 
 
-@click.command(epilog=epilog(WHICH_OPTIONS))
+@click.command(cls=Command, topics=("directives", "nodes"))
 @click.argument(
     "values", metavar="SRC:DST[,key=value]...", shell_complete=directives, nargs=-1, required=True
 )
@@ -70,7 +63,7 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
 _SIZE = 256 << 20
 
 
-@click.command(epilog=epilog(codes=(5, 6, 8)))
+@click.command(cls=Command)
 @click.option(
     "--nodes",
     type=click.IntRange(1, 64),

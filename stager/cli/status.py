@@ -15,7 +15,8 @@ from stager.base.errors import LaunchError, UsageError
 from stager.base.text import printable
 from stager.base.users import name_or_uid
 from stager.cli.arguments import user_option, whose
-from stager.cli.shared_options import WHICH_NODES, epilog, json_option, node_options
+from stager.cli.command import Command
+from stager.cli.shared_options import json_option, node_options
 from stager.cli.tables import (
     BAR,
     FILE_HEADERS,
@@ -53,7 +54,7 @@ _NOT_READY = re.compile("outdated|changed|damaged|missing")
 _IN_JOB = {"SLURM_JOB_ID", "SLURMD_NODENAME"}
 
 
-@click.command(epilog=epilog(WHICH_NODES, codes=(2, 3, 8), own={8: "no node answered"}))
+@click.command(cls=Command, topics=("nodes",))
 @click.option(
     "--by",
     type=click.Choice(["node", "file", "user"]),
@@ -64,7 +65,7 @@ _IN_JOB = {"SLURM_JOB_ID", "SLURMD_NODENAME"}
 @click.option(
     "--watch", "period", type=click.FloatRange(1, 86400), is_flag=False, flag_value=_PERIOD,
     metavar="[SECONDS]",
-    help=f"Show it again every so many seconds ({_PERIOD} if none are given), until Ctrl-C.",
+    help=f"Show it again every so many seconds, or every {_PERIOD}, until Ctrl-C.",
 )  # fmt: skip
 @user_option
 @node_options

@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 #: The figures of one line, in the order of `stager.store.leases.note_figures`.
 FIGURES = ("hits", "misses", "evictions", "failures", "seconds", "slow")
+#: What the file for node_exporter has for each root, and for the node: names and meanings.
+GAUGES = {
+    "bytes": "Bytes of staged copies, at the end of each user's last job on this node.",
+    "entries": "Staged copies, at the end of each user's last job on this node.",
+}
+COUNTERS = {
+    "hits": "Requested copies that were already current on this node.",
+    "misses": "Requested copies that were transferred to this node.",
+    "evictions": "Copies that were removed to make room.",
+    "failures": "Stages that failed.",
+    "seconds": "Seconds that jobs waited for their stages.",
+    "slow": "Stages that this node's slow disk held back.",
+}
 #: The most that one job adds to each figure but the seconds: more paths than a job stages.
 _MOST_OF_JOB = 10_000.0
 #: Seconds to wait for another clean-up that writes the figures.
@@ -89,32 +102,18 @@ def textfile(
     ``held`` is what each root's disk holds: all copies beneath it are no more than that.
     """
     lines: list[str] = []
-    for number, (name, text) in enumerate(_GAUGES.items()):
+    for number, (name, text) in enumerate(GAUGES.items()):
         lines += [f"# HELP slurm_stage_{name} {text}", f"# TYPE slurm_stage_{name} gauge"]
         for root, most in held.items():
             value = sum(or_zero(of.get(root, [0, 0])[number]) for of in usage.values())
             value = min(value, most[number])
             label = root.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
             lines.append(f'slurm_stage_{name}{{root="{label}"}} {value:.15g}')
-    for name, text in _COUNTERS.items():
+    for name, text in COUNTERS.items():
         lines += [f"# HELP slurm_stage_{name}_total {text}"]
         lines += [f"# TYPE slurm_stage_{name}_total counter"]
         lines += [f"slurm_stage_{name}_total {totals[name]:.15g}"]
     return "\n".join(lines) + "\n"
-
-
-_GAUGES = {
-    "bytes": "Bytes of staged copies, at the end of each user's last job on this node.",
-    "entries": "Staged copies, at the end of each user's last job on this node.",
-}
-_COUNTERS = {
-    "hits": "Requested copies that were already current on this node.",
-    "misses": "Requested copies that were transferred to this node.",
-    "evictions": "Copies that were removed to make room.",
-    "failures": "Stages that failed.",
-    "seconds": "Seconds that jobs waited for their stages.",
-    "slow": "Stages that this node's slow disk held back.",
-}
 
 
 def _load(path: str) -> dict[str, Any]:

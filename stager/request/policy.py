@@ -1,7 +1,8 @@
 """Read the site's stage.toml: what may be staged where, and how a stage is launched.
 
 Every key but ``roots`` has a default. An unknown key, a wrong type or a value out of range is a
-PolicyRefusal that names the file and the key.
+PolicyRefusal that names the file and the key. `request.keys` makes the template and the reference
+of what stands below each key here.
 """
 
 from __future__ import annotations
@@ -235,7 +236,15 @@ def _whole_pages(size: ByteSize) -> ByteSize:
     return size
 
 
-Memory = Annotated[Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None, BeforeValidator(_memory)]
+def _or_auto(value: int | None) -> int | str:
+    return value or "auto"
+
+
+Memory = Annotated[
+    Annotated[ByteSize, Field(ge=8192, le=1 << 36)] | None,
+    BeforeValidator(_memory),
+    PlainSerializer(_or_auto, when_used="json"),
+]
 #: Read by the same function as in root's programs, which read these keys too.
 Bytes = Annotated[int, BeforeValidator(byte_size)]
 #: The same, or percent of a disk.
@@ -247,7 +256,7 @@ Rate = Annotated[int, BeforeValidator(_rate)]
 #: How many nodes may fail.
 Tolerated = Annotated[Tolerance, BeforeValidator(Tolerance.parse), PlainSerializer(str)]
 #: A number from 1 to 64, or 0 for "auto".
-Count = Annotated[int, BeforeValidator(_count)]
+Count = Annotated[int, BeforeValidator(_count), PlainSerializer(_or_auto, when_used="json")]
 
 
 UrlStart = Annotated[str, AfterValidator(_url_start)]
@@ -263,55 +272,90 @@ class _Section(BaseModel):
 class Cache(_Section):
     """``[cache]``: what staged files may take of each node's disks."""
 
-    #: What a stage leaves free of each disk.
     keep_free: DiskAmount = KEEP_FREE
-    #: The most that one user's copies may take of each disk of a node; 0 for no limit.
+    """What a stage leaves free of each disk: bytes, or percent of the disk."""
     user_limit: DiskAmount = "60%"
-    #: What is made free beyond ``keep_free`` after each job: the least recently used copies of all
-    #: users are evicted. With 0, no user's copies are evicted for another user.
+    """The most that the copies of one user may take of each disk of a node; 0 for no limit.
+
+    Two stages of one user at the same time do not see each other's new copies.
+    """
     headroom: DiskAmount = 0
-    #: Where copies are kept from which those in the folders of jobs are made; empty for nowhere.
+    """After a job, this much more than `keep_free` is made free, by removing the least
+    recently used copies of any user. 0: no copies are removed for another user.
+    """
     store: Store = ""
-    #: The most that the copies of all users take there; 0 for no limit.
+    """The folder on each node's own disk where copies are kept from which those in the folders of
+    single jobs are made, so that the next job skips; empty for none. Root's part makes it.
+    """
     size: DiskAmount = 0
-    #: The most bytes and members that one archive may unpack to.
+    """The most that the copies of all users take in `store`; 0 for no limit."""
     unpacked_size: Bytes = UNPACKED_SIZE
+    """The most bytes to which one archive or compressed file may unpack."""
     unpacked_members: Annotated[int, Field(ge=1, strict=True)] = UNPACKED_MEMBERS
+    """The most files, folders and links that one archive may have."""
 
 
 class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
-    #: The srun to use; a name without ``/`` is looked for in the system's own folders, and Slurm's
-    #: other commands first beside a path (`launch.job`).
     srun: Annotated[str, AfterValidator(_possible_srun)] = "srun"
-    #: srun's --mpi: the plugin through which the ranks find each other (`srun --mpi=list`). "auto"
-    #: is settled by what is installed (`launch.mpi`).
+    """The srun that starts the ranks, the MPI processes of which one runs on each node. If
+    Slurm is not in the system's folders, its path, such as `/opt/slurm/bin/srun`: scontrol,
+    sinfo and the like are looked for beside it.
+
+    A name is looked for in the system's folders and in that of the plugin's own Slurm;
+    `stagectl` of a user looks in `PATH` too.
+    """
     mpi: Annotated[str, Field(min_length=1)] = "auto"
-    #: Most seconds from the launch until every rank has started, Python's start included. Less
-    #: than the 300 seconds that the plugin's waiting tasks allow (gate.c).
+    """What `srun --mpi` gets: one of `srun --mpi=list` that the MPI library supports. `auto`:
+    pmix with Open MPI, or pmi2 with MPICH, if Slurm has it; else MPICH with pmix.
+    """
+    # Less than the 300 seconds that the plugin's waiting tasks allow (gate.c).
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
-    #: Whether ranks authenticate the TCP connections between them (`launch.mpi`). Both must see
-    #: the same addresses: this fails where addresses are translated between nodes.
+    """Seconds in which the ranks must have started on all nodes, up to 240; else the job fails
+    with code 8.
+
+    They are started again, up to twice, if Slurm refuses one without naming its node or loses
+    a connection, and once if all of them hang for 40 seconds.
+    """
     authenticate: Annotated[bool, Field(strict=True)] = True
-    #: The network interface, or its network as in ``10.1.0.0/16``, that MPI over TCP uses, and over
-    #: which the ranks watch each other. "auto": MPI uses those that lead to other nodes
-    #: (`rank.network`), and the ranks choose the watch's by kind and speed (`rank.network`).
+    """Ranks accept TCP connections from ranks of the same stage only.
+
+    false is for nodes between which addresses are translated. Then let no two users share a
+    node.
+    """
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
-    #: Without Slurm: the mpiexec that starts the ranks (`launch.mpiexec`), and the program by which
-    #: it reaches other hosts, with its options.
+    """The network interface for MPI over TCP, such as `hsn0`, or its network, such as
+    `10.1.0.0/16`. The ranks watch each other over it. `auto`: MPI uses that of the node's name
+    and faster ones, and the ranks watch each other over the fastest network of all nodes.
+
+    A network can be named for Open MPI only. A node without the one that is named fails a
+    stage to several nodes with code 8.
+    """
     mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
+    """Without Slurm: the mpiexec, of Open MPI or MPICH, that starts the ranks. It must be of
+    the MPI library that they load.
+    """
     agent: Annotated[str, AfterValidator(_possible_command)] = "ssh"
-    #: Without Slurm: most seconds until all hosts answer; 0 to ask none.
+    """Without Slurm: the program by which mpiexec reaches other hosts, with options, such as
+    `ssh -p 2222`, `blaunch` or `pbs_tmrsh`.
+    """
     wait: Annotated[float, Field(ge=0, le=86_400, strict=True)] = 30
-    #: The nodes of a job that may fail to be staged to, where the job does not say
-    #: (`launch.tolerate`); and the most of them, whatever it says.
+    """Without Slurm: seconds to wait until all hosts answer, up to 86400; 0: ask none."""
     tolerate: Tolerated = Tolerance(0)
+    """On how many nodes of a job staging may fail if the job has no `--stage-tolerate`: a
+    number, or a share such as `"5%"`. These nodes leave the job.
+    """
     tolerate_limit: Tolerated = Tolerance(50, is_percent=True)
-    #: Seconds that a node with a slow disk may cost the others where it may fail; 0 for no limit.
+    """The most nodes of a job that may fail, whatever the job asks for."""
     tolerate_slow: Annotated[float, BeforeValidator(_limit)] = 60
-    #: Extra environment of the ranks, for the site's MPI library.
+    """Seconds that a node may cost the others whose disk writes less than a third of what
+    theirs do, before it is left out of a job that may lose it. From 5 on; 0 for no limit.
+    """
     environment: Environment = Field(default_factory=dict)
+    """More environment of the ranks, for the MPI library: `environment = { UCX_NET_DEVICES =
+    "mlx5_0:1" }`. They get none of the user's own MPI settings.
+    """
 
     @property
     def interfaces(self) -> tuple[str, str]:
@@ -329,26 +373,42 @@ class Launch(_Section):
 class Transfer(_Section):
     """``[transfer]``: how the bytes move."""
 
-    #: Bytes of one message. Below 2^31, since MPI counts are C ints. Above the size up to which MPI
-    #: libraries send before the receiver is ready (usually 64 KiB): a slow receiver would have to
-    #: keep such messages outside of its ring.
+    # Below 2^31, since MPI counts are C ints. Above the size up to which MPI libraries send before
+    # the receiver is ready (usually 64 KiB): a slow receiver would have to keep such messages
+    # outside of its ring.
     chunk: Annotated[ByteSize, Field(ge=128 << 10, le=1 << 30), AfterValidator(_whole_pages)] = (
         ByteSize(2 * _MIB)
     )
-    #: Bytes of buffers on each node, at least two chunks. None, "auto" in the file, lets the ranks
-    #: choose.
+    """Bytes of one message: 128 KiB to 1 GiB, a multiple of 4096."""
+    # None, like 0 below, lets the ranks choose.
     memory: Memory = None
-    #: The way of chunks from node to node.
+    """Buffers on each node: 8 KiB to 64 GiB, but two chunks at least. `auto`: 16 MiB for up to
+    7 nodes, growing to 64 MiB for 16,384; for a URL what its requests take, up to 256 MiB. Try
+    `"256MiB"` if a disk or the shared storage pauses now and then.
+    """
     algorithm: Algorithm = Algorithm.AUTO
-    #: Nodes that take turns in reading the source, and threads that write on each node. 0, "auto"
-    #: in the file, lets the ranks choose.
+    """The way of chunks between nodes: `chain` or `tree`, from node to node, `bcast` or
+    `ibcast`, by the MPI library. `auto`: ibcast for a file of one chunk; else chain below 8
+    nodes and tree from 8 on.
+    """
     readers: Count = 0
+    """Nodes that read a file in turns: 1 to 64. Each byte is read once. `auto`: as many as
+    make it faster. Images, and folders without `mode=shard`, are read by one.
+    """
     writers: Count = 0
-    #: Whether copies are written past the page cache, where the filesystem supports that.
+    """Threads that write on each node: 1 to 64. What is unpacked is written by one."""
     direct: Annotated[bool, Field(strict=True)] = True
-    #: Seconds without a byte read, received or written on any node, or without a sign of life from
-    #: one, after which a stage fails; 0 for no limit.
+    """Files are written without the page cache, where the filesystem supports it. That is
+    faster for large files; the job then reads them from the disk, not from memory. It does not
+    concern files of folders.
+    """
     stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
+    """Seconds that a stage may stand still, with no byte read, received or written on any
+    node, or without an answer of a node. Then the job fails with code 8 and the node's name.
+    From 5 on; 0 for no limit.
+
+    A slow disk or source that moves, another job's lock and a suspended job are no stall.
+    """
 
     @property
     def depth(self) -> int:
@@ -359,21 +419,43 @@ class Transfer(_Section):
 class SourceSection(_Section):
     """``[source]``: which URLs may be staged, and how they are read."""
 
-    #: What a URL must begin with, such as ``s3://`` or ``https://data.site.org/``; empty for none.
     allow: tuple[UrlStart, ...] = ()
-    #: Other endpoints of stores than the vendors' that a job's environment may name.
+    """What a URL must begin with to be staged, such as `["s3://", "az://ouraccount/",
+    "hf://ORG/", "https://data.site.org/"]`; empty: no URLs. For container images name the
+    registry, as `docker://registry.site.org/`; nodes need skopeo, umoci and mksquashfs.
+
+    `http://` is allowed only where it is named, and nothing proves who answers there.
+    """
     endpoints: tuple[Endpoint, ...] = ()
-    #: Requests that each reading node has under way at once.
+    """Endpoints besides the vendors' that a job's environment may name, such as
+    `["https://minio.site.org:9000"]`. That of `hf://` is https://huggingface.co.
+    """
     requests: Annotated[int, Field(ge=1, le=64, strict=True)] = 8
-    #: Bytes a second that all nodes of a job together may read from stores; 0 for no limit.
+    """Requests that each reading node has under way at once: 1 to 64.
+
+    Each asks for 8 MiB, of several readers for 4 MiB, or for a chunk if that is larger.
+    """
     limit: Rate = 0
-    #: Seconds for which a request is repeated while a store fails.
+    """The most that all nodes of a job together read from stores, such as `"5GB/s"`, shared
+    equally by the nodes that may read. From `"1MB/s"` on; 0 for no limit. Registries are not
+    limited.
+    """
     patience: Annotated[Seconds, Field(le=3600)] = 60
-    #: A file on all nodes with certificates of the site's own authorities; a proxy.
+    """Seconds for which a request is repeated while a store fails, up to 3600; then the job
+    fails with code 4.
+
+    With a store that does not answer at all it may take 20 seconds more.
+    """
     ca_file: RootOrNone = ""
+    """A file on all nodes with the certificates of the site's own authorities; empty for none."""
     proxy: EndpointOrNone = ""
-    #: Registries without TLS, or with a certificate that is not checked.
+    """A proxy for all requests; empty for none."""
     insecure_registries: tuple[Registry, ...] = ()
+    """Registries without TLS, or with a certificate that is not checked, such as
+    `["registry:5000"]`.
+
+    Anybody on the way can replace an image, unless it is named by its digest.
+    """
 
     @property
     def settings(self) -> RemoteSettings:
@@ -388,10 +470,12 @@ class SourceSection(_Section):
 class Shared(_Section):
     """``[shared]``: files that one account of the site stages for all users."""
 
-    #: The account whose jobs stage beneath ``roots``. Root stages nothing.
     owner: Annotated[str, AfterValidator(_known_account)] = ""
-    #: Folders on each node that belong to root or to this account.
+    """The account whose jobs stage files for all users, beneath `shared.roots`. It is an
+    unprivileged one that exists on all nodes: root cannot stage.
+    """
     roots: tuple[Root, ...] = ()
+    """The folders for these files. They belong to that account, and nobody else can write there."""
 
     @model_validator(mode="after")
     def _check_owner(self) -> Self:
@@ -403,29 +487,43 @@ class Shared(_Section):
 class Report(_Section):
     """``[report]``: where the result of a stage is told besides the job's output."""
 
-    #: Whether each node logs one line for each stage.
     syslog: Annotated[bool, Field(strict=True)] = True
-    #: The jobs into whose comment the result is written.
+    """Each node logs one line for each stage: job, user, bytes that it received, seconds, exit
+    code.
+    """
     job_comment: Literal["all", "failed", "none"] = "failed"
+    """The jobs whose comment says how their stage ended, behind a comment of the user's own:
+    `all`, `failed` or `none`. `scontrol show job` and `sacct -o Comment` show it. It takes two
+    requests to slurmctld for each of these jobs.
+    """
 
 
 class Metrics(_Section):
     """``[metrics]``: figures of each node for Prometheus."""
 
-    #: File in the textfile folder of node_exporter, ending in ``.prom``; empty for none.
     textfile: RootOrNone = ""
+    """A file for node_exporter's textfile collector, such as
+    `/var/lib/node_exporter/slurm_stage.prom`; empty for none. It is written after each job
+    that staged.
+
+    Its folder belongs to root on each node, and only root may write there.
+    """
 
 
 class Place(_Section):
     """One of ``roots``: a folder on each node's own disks, beneath which users may stage."""
 
     path: Pattern
-    #: Whether the site makes and removes it for jobs or users, as it does wherever the path has a
-    #: pattern. Else each job, or each user, has another folder of this name. Root's part of
-    #: slurm-stage leaves it alone.
+    """The folder. `%u`, `%j`, `%A`, `%a` and `%x` are those of sbatch, `%U` is the uid and
+    `%r` the restart count.
+    """
+    # Root's part of slurm-stage leaves such a folder alone.
     private: Annotated[bool, Field(strict=True)] = False
-    #: How a job asks for the folder, or for more room in it: an option of sbatch.
+    """Whether jobs or users have different folders of this one name. It is so wherever the
+    path has a `%`.
+    """
     hint: str = ""
+    """How a job asks for the folder, or for more room in it: an option of sbatch."""
 
     #: Found in the pattern, which `Policy.at` fills in.
     _of_job: bool = PrivateAttr(default=False)
@@ -443,20 +541,34 @@ class Place(_Section):
 class Policy(_Section):
     """The whole of stage.toml; its paths have patterns until they are filled in by `at`."""
 
-    #: The folders beneath which users may stage, each as a path or as a table.
     places: Annotated[
         tuple[Annotated[Place, BeforeValidator(_place)], ...], AfterValidator(_not_empty)
     ] = Field(alias="roots")
-    #: Folders beneath ``roots`` to which alone users may stage; empty for all of ``roots``.
+    """Folders on the local disks of each node, beneath which users may stage; each on one
+    filesystem. One that is made for each job or user is a table: `roots = [{ path =
+    "/localscratch/%u.%j.%r", hint = "--gres=localscratch:GB" }, { path = "/tmp", private =
+    true }]`
+    """
     destinations: tuple[Pattern, ...] = ()
-    #: What ``$NAME`` at the beginning of DST stands for.
+    """The only folders beneath the roots where users may stage; empty: all roots.
+
+    Make them on each node, as root, before you name them: `mkdir -p -m 1777`. The first user
+    who stages to a missing one gets it as their own.
+    """
     variables: dict[Annotated[str, AfterValidator(_possible_variable)], Pattern] = Field(
         default_factory=dict
     )
-    #: Most seconds that a job waits for another job that stages the same destination.
+    """What `$NAME` stands for at the beginning of DST, beneath one of the roots: `variables =
+    { SLURM_TMPDIR = "/localscratch/%u.%j.%r" }`
+    """
     lock_timeout: Seconds = 1800
-    #: The most that users may open their copies to by the option share.
+    """Seconds that a job waits for another job that stages to the same DST; then it fails with
+    code 9.
+    """
     allow_share: Literal["none", "group", "all"] = "all"
+    """The most that users may open their copies to others by the option `share`: `none`,
+    `group` or `all`.
+    """
     cache: Cache = Cache()
     launch: Launch = Launch()
     transfer: Transfer = Transfer()
@@ -475,7 +587,7 @@ class Policy(_Section):
 
     @property
     def open_roots(self) -> tuple[str, ...]:
-        """Those of ``roots`` beneath which users may stage: all but a store that is none of them."""
+        """The ``roots`` beneath which users may stage: all but a store that is none of them."""
         return tuple(place.path for place in self.places)
 
     @property
