@@ -81,7 +81,7 @@ SCRIPTS = .ci/run packaging/install packaging/slurm-stage packaging/deb/build pa
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
-	@printf '\n# what else there is, in twenty minutes: slurm-config/TUTORIAL.md\n'
+	@printf '\n# what else there is, in twenty minutes: slurm-config/docs/start/tutorial.md\n'
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile

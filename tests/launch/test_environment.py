@@ -271,8 +271,8 @@ def test_another_step_has_the_same_environment_without_a_request() -> None:
 
 
 def test_the_administrators_document_lists_all_that_opens_stores() -> None:
-    text = (Path(__file__).parents[2] / "slurm-config/README.md").read_text()
-    table = text.partition("## Credentials for URLs")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[2] / "slurm-config/docs/admin/urls.md").read_text()
+    table = text.partition("\n## Credentials\n")[2].partition("\n## ")[0]
     names = re.compile(r"`([A-Z0-9_]+)`")
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     job = dict.fromkeys(names.findall(table), "https://huggingface.co")

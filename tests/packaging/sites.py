@@ -25,7 +25,7 @@ ROOTS = REPOSITORY / "build/packages"
 #: What is mounted there is seen by one script alone.
 WORK = ROOTS / "work"
 PATH = "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-DOCUMENT = REPOSITORY / "slurm-config/README.md"
+PAGES = REPOSITORY / "slurm-config/docs"
 pytestmark = [pytest.mark.install, pytest.mark.root]
 
 #: What a Debian has before slurm-stage, where site.sh makes a site of it.
@@ -156,20 +156,21 @@ def built(suite: str) -> Path:
     return ROOTS / f"{suite}-packages"
 
 
-def commands(title: str) -> dict[str, list[str]]:
-    """Return the commands of a section of the document, by the sign of who gives them."""
-    section = DOCUMENT.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    lines = [line.strip() for line in re.findall("^ *```\n(.*?)^ *```$", section, re.M | re.S)]
-    found: dict[str, list[str]] = {"#": [], "$": []}
-    for line in "\n".join(lines).splitlines():
-        if line.strip()[:2] in ("# ", "$ "):
-            found[line.strip()[0]].append(line.strip()[2:])
-    assert found["#"]
+def commands(page: str, sign: str, title: str = "") -> list[str]:
+    """Return the commands of a page, or of a section of it: ``#`` for root's, ``$`` for a user's."""
+    text = (PAGES / page).read_text()
+    if title:
+        text = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    blocks = re.findall("^ *```\n(.*?)^ *```$", text, re.M | re.S)
+    found: list[str] = re.findall(rf"^ *{re.escape(sign)} (.*)$", "\n".join(blocks), re.M)
+    assert found
     return found
 
 
-INSTALLED = commands("Install on Debian")
-REMOVED = commands("Remove")
+QUICK_START = "start/admin-quick-start.md"
+INSTALLED = commands(QUICK_START, "#", "2. Install them on the node")
+STAGE_COMMAND, EVICT_COMMAND = commands(QUICK_START, "$", "3. Stage a file")
+REMOVED = commands("admin/remove.md", "#")
 STAGED = re.compile(
     r"stage: /nvme/bob/some-file: 28\.6 MiB from /shared/some-file to node1 in \S+ s \(\S+ MiB/s a "
     r"node\)\n-rw------- 1 bob bob 30000000 .* /nvme/bob/some-file\n"
@@ -183,9 +184,9 @@ def as_root(lines: list[str]) -> str:
 
 
 SOURCED = ". /source/tests/packaging/site.sh\n"
-#: Stages the first file; the first command of a user in the document is that which builds.
-STAGE = f"scontrol reconfigure\nidle\nas_bob {shlex.quote(INSTALLED['$'][1])}\n"
-EVICT = f"as_bob {shlex.quote(INSTALLED['$'][2])}\n"
+#: Stages the first file.
+STAGE = f"scontrol reconfigure\nidle\nas_bob {shlex.quote(STAGE_COMMAND)}\n"
+EVICT = f"as_bob {shlex.quote(EVICT_COMMAND)}\n"
 #: Ends with what is not as before.
 COMPARE = """\
 scontrol reconfigure
@@ -206,7 +207,7 @@ LEFT = """\
 
 
 def test_the_commands_of_the_document_install_and_stage_within_ten_minutes(debian: str) -> None:
-    script = SOURCED + "cd /packages/deb; begun=$SECONDS\n" + as_root(INSTALLED["#"]) + STAGE
+    script = SOURCED + "cd /packages/deb; begun=$SECONDS\n" + as_root(INSTALLED) + STAGE
     said = in_root(debian, built(debian), script + "echo $((SECONDS - begun))\n" + EVICT)
     staged = STAGED.match(said)
     assert staged, said
@@ -223,9 +224,9 @@ def test_the_commands_of_the_document_remove_all(debian: str) -> None:
     needed = "apt-get --simulate install --yes /packages/deb/*.deb | awk '/^Inst/ { print $2 }'"
     script = (
         f"DEBIAN_FRONTEND=noninteractive apt-get -qq install $({needed} | grep -v ^slurm-stage) "
-        f">/dev/null 2>&1\n{SOURCED}cd /packages/deb\n" + as_root(INSTALLED["#"]) + STAGE
+        f">/dev/null 2>&1\n{SOURCED}cd /packages/deb\n" + as_root(INSTALLED) + STAGE
     )
-    said = in_root(debian, built(debian), script + as_root(REMOVED["#"]) + COMPARE)
+    said = in_root(debian, built(debian), script + as_root(REMOVED) + COMPARE)
     staged = STAGED.match(said)
     assert staged, said
     assert said[staged.end() :] == LEFT
@@ -284,14 +285,15 @@ def test_packages_for_rpm_are_installed_upgraded_and_removed(debian: str) -> Non
     """In no distribution of RPM, as none can be had here, but by dnf and rpm of Debian."""
     if debian != OF_RPM:
         pytest.skip(f"Debian's rpm and dnf are those of {OF_RPM}")
-    text = DOCUMENT.read_text()
+    pages = ("admin/install-packages.md", "admin/remove.md")
+    text = "".join((PAGES / page).read_text() for page in pages)
     install, remove = re.findall("`(dnf [^`]*)`", text)
     script = (
         RPM_SITE
-        + as_root([install, *INSTALLED["#"][1:]])
+        + as_root([install, *INSTALLED[1:]])
         + STAGE
         + UPGRADE
-        + as_root([REMOVED["#"][0], remove])
+        + as_root([REMOVED[0], remove])
         + COMPARE
     )
     said = in_root(debian, built(debian), script)
