@@ -1,0 +1,127 @@
+"""The pages for users and administrators, and what is in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from markdown_it import MarkdownIt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from markdown_it.token import Token
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = "slurm-config/docs"
+#: The most words of each page, as `wc -w` counts them, code included.
+BUDGETS = {
+    "README.md": 900,
+    f"{DOCS}/README.md": 80,
+    f"{DOCS}/start/first-job.md": 410,
+    f"{DOCS}/start/tutorial.md": 1180,
+    f"{DOCS}/start/admin-quick-start.md": 330,
+    f"{DOCS}/guide/README.md": 190,
+    f"{DOCS}/guide/archives.md": 270,
+    f"{DOCS}/guide/dataset-parts.md": 220,
+    f"{DOCS}/guide/failing-nodes.md": 220,
+    f"{DOCS}/guide/folders.md": 300,
+    f"{DOCS}/guide/images.md": 310,
+    f"{DOCS}/guide/interactive.md": 230,
+    f"{DOCS}/guide/models-and-buckets.md": 330,
+    f"{DOCS}/guide/paths-and-arrays.md": 400,
+    f"{DOCS}/guide/python.md": 240,
+    f"{DOCS}/guide/results.md": 160,
+    f"{DOCS}/guide/space.md": 370,
+    f"{DOCS}/guide/without-slurm.md": 230,
+    f"{DOCS}/admin/README.md": 180,
+    f"{DOCS}/admin/check.md": 230,
+    f"{DOCS}/admin/containers.md": 620,
+    f"{DOCS}/admin/disks.md": 560,
+    f"{DOCS}/admin/install-packages.md": 200,
+    f"{DOCS}/admin/install-prefix.md": 180,
+    f"{DOCS}/admin/many-nodes.md": 260,
+    f"{DOCS}/admin/network.md": 290,
+    f"{DOCS}/admin/remove.md": 250,
+    f"{DOCS}/admin/requirements.md": 320,
+    f"{DOCS}/admin/security.md": 250,
+    f"{DOCS}/admin/shared-files.md": 330,
+    f"{DOCS}/admin/space.md": 360,
+    f"{DOCS}/admin/speed.md": 350,
+    f"{DOCS}/admin/upgrade.md": 140,
+    f"{DOCS}/admin/urls.md": 210,
+    f"{DOCS}/admin/watch.md": 380,
+    f"{DOCS}/admin/without-plugin.md": 250,
+    f"{DOCS}/admin/without-slurm.md": 460,
+    f"{DOCS}/trouble/users.md": 490,
+    f"{DOCS}/trouble/admins.md": 870,
+    f"{DOCS}/explain/how-it-works.md": 370,
+    f"{DOCS}/explain/copies.md": 570,
+    f"{DOCS}/explain/permissions.md": 170,
+    f"{DOCS}/explain/limits.md": 140,
+}  # fmt: skip
+#: The most words of these pages in all.
+MOST = 14_650
+#: The budgets of pages for others too, which do not count for `MOST`.
+OTHERS = {"SECURITY.md": 1600, "CONTRIBUTING.md": 450, "CHANGELOG.md": 800}
+#: Made from the code; the most words in all.
+REFERENCE, MOST_IN_REFERENCE = f"{DOCS}/reference", 5500
+
+_FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`]*`")
+_LINK = re.compile(r"\]\(([^)\s]*)\)")
+
+
+class Block(NamedTuple):
+    """A block of code of a page: what is behind its opening line's backticks, and its lines."""
+
+    info: str
+    text: str
+
+
+def pages() -> list[str]:
+    """Return the paths of all pages in the repository."""
+    made = [*(REPOSITORY / REFERENCE).glob("*.md")]
+    return [*BUDGETS, *OTHERS, *sorted(str(one.relative_to(REPOSITORY)) for one in made)]
+
+
+def text_of(page: str) -> str:
+    return (REPOSITORY / page).read_text("utf-8")
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def prose(page: str) -> str:
+    """Return a page without code and without what links lead to."""
+    return _LINK.sub("]", _CODE.sub("CODE", _FENCED.sub("", text_of(page))))
+
+
+def links(page: str) -> Iterator[str]:
+    yield from _LINK.findall(_CODE.sub("", _FENCED.sub("", text_of(page))))
+
+
+def headings(page: str) -> set[str]:
+    """Return the anchors of a page, as GitHub makes them of its headings."""
+    tokens = MarkdownIt("commonmark").parse(text_of(page))
+    titles = [tokens[at + 1] for at, one in enumerate(tokens) if one.type == "heading_open"]
+    named = re.findall(r'<a (?:id|name)="([^"]+)"', text_of(page))
+    return {*map(_anchor, titles), *named}
+
+
+def _anchor(title: Token) -> str:
+    text = "".join(part.content for part in title.children or ())
+    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+
+
+def blocks(page: str) -> list[Block]:
+    tokens = MarkdownIt("commonmark").parse(text_of(page))
+    return [Block(one.info.strip(), one.content) for one in tokens if one.type == "fence"]
+
+
+def codes(page: str) -> list[str]:
+    """Return what stands in backticks within lines, in one line each."""
+    found = _CODE.findall(_FENCED.sub("", text_of(page)))
+    return [" ".join(one.strip("`").replace("\\|", "|").split()) for one in found]
