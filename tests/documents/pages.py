@@ -121,6 +121,20 @@ def blocks(page: str) -> list[Block]:
     return [Block(one.info.strip(), one.content) for one in tokens if one.type == "fence"]
 
 
+class Said(NamedTuple):
+    """A command of a page, and the output that the page says it has."""
+
+    command: str
+    output: str
+
+
+def said(page: str) -> list[Said]:
+    """Return a page's commands: those of blocks without a language that begin with one."""
+    texts = (block.text for block in blocks(page) if not block.info)
+    sessions = "".join(text for text in texts if text.startswith("$ "))
+    return [Said(*part.split("\n", 1)) for part in re.split(r"^\$ ", sessions, flags=re.M)[1:]]
+
+
 def codes(page: str) -> list[str]:
     """Return what stands in backticks within lines, in one line each."""
     found = _CODE.findall(_FENCED.sub("", text_of(page)))

@@ -1,0 +1,90 @@
+"""What pages show of jobs is what jobs print today."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.cluster.site import PREFIX
+from tests.documents.pages import DOCS, blocks, said
+from tests.support.session import without_figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+#: Where pages have a directive of a script and, below it, what the job prints of it.
+SHOWN = ("README.md", *(f"{DOCS}/guide/{one}.md" for one in ("folders", "python", "archives", "dataset-parts")))
+BEFORE = """\
+mkdir -p /shared/data /shared/set
+for name in img.sqsh weights.pt data/a data/b set/part-000.tar set/part-001.tar; do
+    head -c 300000 /dev/urandom >/shared/$name
+done
+python3 -m venv --without-pip /shared/env
+seq 100000 | zstd -q >/shared/set.jsonl.zst
+"""
+SOURCES = "img.sqsh weights.pt data set env set.jsonl.zst alice"
+
+
+def alike(line: str) -> str:
+    """Return a line without what differs from run to run, and with the size of the sources."""
+    for pattern, name in ((r"\d[\d.]* (?:[KMG]i)?B\b(?!/s)", "SIZE"), (r"\b\d+ files?\b", "FILES")):
+        line = re.sub(pattern, name, line)
+    return without_figures(line)
+
+
+def examples(page: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the directives of a script, and what is printed of them, block by block."""
+    asked: list[str] = []
+    for block in blocks(page):
+        lines = block.text.splitlines()
+        asked += [line for line in lines if line.startswith("#SBATCH --stage=")]
+        if printed := [line for line in lines if line.startswith("stage: ")]:
+            yield asked, printed
+        if printed or "docs" in page:
+            asked = []
+
+
+def test_jobs_print_what_is_shown_below_their_directives(site: Site) -> None:
+    site.run(BEFORE)
+    try:
+        site.sbatch(
+            "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --stage=/shared/data:/nvme/alice/data\n"
+            "#SBATCH --stage=/shared/weights.pt:/nvme/alice/\n"
+        ).wait()
+        site.run("echo x >/shared/data/a")
+        found = [one for page in SHOWN for one in examples(page)]
+        assert len(found) == len(SHOWN)
+        script = ["#!/bin/bash", "#SBATCH --nodes=4", *(line for asked, _ in found for line in asked)]
+        job = site.sbatch("\n".join([*script, "head -2 $STAGE_SHARDS"]))
+        job.wait()
+        printed = job.output().splitlines()
+        expected = [alike(line) for _, lines in found for line in lines]
+        assert [alike(line) for line in printed if line.startswith("stage: ")] == expected
+        (listed,) = (one for one in said(f"{DOCS}/guide/dataset-parts.md") if "head" in one.command)
+        columns = re.compile(r"n[1-4]\t\d+\tpart-00[01]\.tar")
+        assert all(map(columns.fullmatch, [*listed.output.splitlines(), *printed[-2:]]))
+    finally:
+        site.run(f"cd /shared && rm -rf {SOURCES}")
+
+
+def test_the_first_job_is_as_shown(site: Site) -> None:
+    """Where a page has the number of a job, that of the job is written."""
+    page = f"{DOCS}/start/first-job.md"
+    site.run("mkdir -p /shared/alice; head -c 16M /dev/urandom >/shared/alice/img.sqsh")
+    (script,) = (block for block in blocks(page) if block.info.endswith(" job.sh"))
+    site.run("cat >job.sh", input=script.text)
+    number, path = "", {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}
+    for command, output in said(page):
+        done = site.run(
+            f"({command.replace(number or ' ', str(number and given) or ' ')}) 2>&1",
+            env=path, check=False,
+        )  # fmt: skip
+        lines = [line for line in done.stdout.splitlines() if not line.startswith("srun: ")]
+        if match := re.fullmatch("Submitted batch job (.*)\n", output):
+            number, given = match[1], lines[0].rpartition(" ")[2]
+            assert lines[0] == f"Submitted batch job {given}"
+        else:
+            assert [*map(without_figures, lines)] == without_figures(output).splitlines()
+    site.run("rm -rf /shared/alice job.sh")
