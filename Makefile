@@ -18,6 +18,7 @@
 #   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
 #   make test-packages  the packages, by the documents, on a fresh Debian 12 and 13; takes minutes
 #   make man       the manual pages, into build/man
+#   make reference  slurm-config/docs/reference and the template of stage.toml, from the code
 #   make pictures  the session in README, slurm-config/session.svg
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
@@ -77,7 +78,7 @@ SCRIPTS = .ci/run packaging/install packaging/slurm-stage packaging/deb/build pa
 	$(wildcard packaging/deb/debian/*.pre* packaging/deb/debian/*.post*)
 
 .PHONY: demo help test nightly test-majors test-packages check lint hooks bench compare soak campaign cluster install deb \
-	rpm man pictures lock packages deb-packages clean
+	rpm man reference pictures lock packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -112,6 +113,7 @@ lint: .venv/.done packages
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	cd packaging && ../.venv/bin/python -m reference --check
 	.venv/bin/codespell $$(git ls-files)
 	shellcheck $(SCRIPTS)
 	$(MAKE) --silent -C prolog/spank lint
@@ -161,6 +163,9 @@ test-packages: .venv/.done
 
 man: .venv/.done
 	cd packaging && ../.venv/bin/python -m man ../build/man
+
+reference: .venv/.done
+	cd packaging && ../.venv/bin/python -m reference
 
 pictures: .venv/.done
 	.venv/bin/python -m tests.documents.picture slurm-config/session.svg
