@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from tests.cluster.site import Site
 
 #: Where pages have a directive of a script and, below it, what the job prints of it.
-SHOWN = ("README.md", *(f"{DOCS}/guide/{one}.md" for one in ("folders", "python", "archives", "dataset-parts")))
+SHOWN = (
+    "README.md",
+    *(f"{DOCS}/guide/{one}.md" for one in ("folders", "python", "archives", "dataset-parts")),
+)
 BEFORE = """\
 mkdir -p /shared/data /shared/set
 for name in img.sqsh weights.pt data/a data/b set/part-000.tar set/part-001.tar; do
@@ -56,7 +59,11 @@ def test_jobs_print_what_is_shown_below_their_directives(site: Site) -> None:
         site.run("echo x >/shared/data/a")
         found = [one for page in SHOWN for one in examples(page)]
         assert len(found) == len(SHOWN)
-        script = ["#!/bin/bash", "#SBATCH --nodes=4", *(line for asked, _ in found for line in asked)]
+        script = [
+            "#!/bin/bash",
+            "#SBATCH --nodes=4",
+            *(line for asked, _ in found for line in asked),
+        ]
         job = site.sbatch("\n".join([*script, "head -2 $STAGE_SHARDS"]))
         job.wait()
         printed = job.output().splitlines()

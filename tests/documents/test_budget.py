@@ -45,7 +45,7 @@ store = "/localscratch"
 allow = ["s3://", "hf://", "docker://registry.site.org/"]
 """
 #: What stands for a value.
-PLACEHOLDER = re.compile(r"SRC|DST|…|\Z")
+PLACEHOLDER = re.compile(r"SRC|DST|VALUE|…|\Z")
 QUOTED_FILE = "@/"
 
 

@@ -270,14 +270,14 @@ def test_another_step_has_the_same_environment_without_a_request() -> None:
     assert step_environment(job, POLICY, 17) == expected
 
 
-def test_the_administrators_document_lists_all_that_opens_stores() -> None:
-    text = (Path(__file__).parents[2] / "slurm-config/docs/admin/urls.md").read_text()
-    table = text.partition("\n## Credentials\n")[2].partition("\n## ")[0]
+def test_the_reference_lists_all_that_opens_stores() -> None:
+    page = Path(__file__).parents[2] / "slurm-config/docs/reference/environment.md"
+    table = page.read_text().partition("\n## What opens stores\n")[2].partition("\n## ")[0]
     names = re.compile(r"`([A-Z0-9_]+)`")
-    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    rows = {row.split("`")[1]: row for row in table.splitlines() if row.startswith("| `")}
     job = dict.fromkeys(names.findall(table), "https://huggingface.co")
-    for (_, scheme, passed, *_), url in zip(rows, URLS, strict=True):
-        assert scheme == f" `{url.partition('//')[0]}` "
+    assert {*rows} == {f"{url.partition('//')[0]}" for url in URLS}
+    for url in URLS:
+        passed, _, _ = rows[url.partition("//")[0]].partition("; ")
         request = replace(REQUEST, items=(replace(ITEM, source=url),))
-        found = rank_environment(job, POLICY, request)
-        assert set(found) & set(job) == set(names.findall(passed))
+        assert set(rank_environment(job, POLICY, request)) & set(job) == {*names.findall(passed)}
