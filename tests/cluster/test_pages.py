@@ -82,16 +82,14 @@ def test_the_first_job_is_as_shown(site: Site) -> None:
     site.run("mkdir -p /shared/alice; head -c 16M /dev/urandom >/shared/alice/img.sqsh")
     (script,) = (block for block in blocks(page) if block.info.endswith(" job.sh"))
     site.run("cat >job.sh", input=script.text)
-    number, path = "", {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}
+    path = {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}
+    number = given = ""
     for command, output in said(page):
-        done = site.run(
-            f"({command.replace(number or ' ', str(number and given) or ' ')}) 2>&1",
-            env=path, check=False,
-        )  # fmt: skip
+        typed = command.replace(f"-{number}.out", f"-{given}.out")
+        done = site.run(f"({typed}) 2>&1", env=path, check=False)
         lines = [line for line in done.stdout.splitlines() if not line.startswith("srun: ")]
-        if match := re.fullmatch("Submitted batch job (.*)\n", output):
-            number, given = match[1], lines[0].rpartition(" ")[2]
-            assert lines[0] == f"Submitted batch job {given}"
+        if output.startswith("Submitted batch job "):
+            number, given = (text.split()[-1] for text in (output, *lines))
         else:
             assert [*map(without_figures, lines)] == without_figures(output).splitlines()
     site.run("rm -rf /shared/alice job.sh")

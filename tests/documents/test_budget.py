@@ -1,4 +1,4 @@
-"""The pages stay short and plain, their links lead somewhere, and what they say to write is taken."""
+"""The pages stay short and plain, their links lead somewhere, and what they stage is taken."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from tests.documents.pages import DOCS, Said, said
 from tests.support.session import new_home, run_session, without_figures
 

@@ -157,7 +157,7 @@ def built(suite: str) -> Path:
 
 
 def commands(page: str, sign: str, title: str = "") -> list[str]:
-    """Return the commands of a page, or of a section of it: ``#`` for root's, ``$`` for a user's."""
+    """Return the commands of a page, or of its section: of root, ``#``, or of a user, ``$``."""
     text = (PAGES / page).read_text()
     if title:
         text = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
