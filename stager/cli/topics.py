@@ -157,7 +157,7 @@ _SET = {
     "NO_COLOR": "no colours on a terminal",
 }
 _FOUND = {
-    "STAGE_NAME": "the path of the copy with the option `as=NAME`",
+    "STAGE_weights": "with `as=weights`, or another name: the path of that copy",
     "STAGE_SHARDS": "with `mode=shard`: the list of which node has which file, with node, bytes "
     "and path in a line and tabs between; of several folders, several lists joined by `:`",
     "STAGE_FAILED_NODES": "the nodes that left the job by `--stage-tolerate`",

@@ -145,7 +145,7 @@ def test_the_options_of_a_directive_are_offered(tmp_path: Path) -> None:
     assert offered("extract,mode=s") == ["mode=shard"]
     assert offered("extract,ex") == ["exclude="]
     assert offered("exclude=*.o,ex") == ["exclude=", "extract"]
-    assert offered("de") == ["decompress=", "decompress"]
+    assert offered("de") == ["decompress", "decompress="]
     assert offered("extract;/c:/d,ex") == ["exclude=", "extract"]
 
 
