@@ -47,6 +47,12 @@ allow = ["s3://", "hf://", "docker://registry.site.org/"]
 #: What stands for a value.
 PLACEHOLDER = re.compile(r"SRC|DST|VALUE|…|\Z")
 QUOTED_FILE = "@/"
+#: Messages of Slurm and of a shell.
+OF_SLURM = {
+    "batch job complete failure", "Epilog error", "Prolog error", "Kill task failed",
+    "Failed to initialize plugin stack", "Plug-in initialization failed",
+    "unrecognized option '--stage=…'", "stagectl: command not found",
+}  # fmt: skip
 
 
 def test_each_page_has_a_budget() -> None:
@@ -112,6 +118,19 @@ def test_what_a_page_gives_to_stage_is_taken(page: str, tmp_path: os.PathLike[st
         for line in block.text.splitlines():
             if line.startswith("#STAGE "):
                 assert resolve(parse_line(line, names), rules.at(dict(NAMES.letters))), line
+
+
+def test_the_messages_that_administrators_look_up_are_printed() -> None:
+    """Those of this project, in the first column of the tables by symptom."""
+    files = [*(REPOSITORY / "stager").rglob("*.py"), *(REPOSITORY / "prolog").rglob("*.[ch]")]
+    texts = "".join(one.read_text() for one in files)
+    texts = re.sub(r'"\s*\\?\n\s*f?"', "", texts)
+    rows = re.findall(r"^\| (`.*?) \|", text_of(f"{DOCS}/trouble/admins.md"), re.M)
+    messages = {code for row in rows for code in re.findall("`([^`]*)`", row)} - OF_SLURM
+    assert len(messages) > 10
+    for message in messages:
+        for piece in re.split(r"…|\b\d+ s\b|/UID\b", message):
+            assert piece in texts, message
 
 
 def test_pages_have_what_is_tried() -> None:
