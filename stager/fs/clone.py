@@ -58,9 +58,9 @@ def _tried(store: str, folder: str) -> tuple[Way, str]:
             return Way.REFLINK, ""
         if os.fstat(one).st_dev != os.fstat(other).st_dev:
             return Way.COPY, "another filesystem"
-        mount = mount_of(other)
-        shares = f"this {mount.kind if mount else 'filesystem'} cannot share blocks"
-        reasons = [] if refusal == errno.EXDEV else [shares]
+        here, there = mount_of(one), mount_of(other)
+        kind = there.kind if there else "filesystem"
+        reasons = [] if refusal == errno.EXDEV else [f"this {kind} cannot share blocks"]
         try:
             with fresh_name(folder) as name:
                 give_name(one, name)
@@ -68,8 +68,10 @@ def _tried(store: str, folder: str) -> tuple[Way, str]:
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
-            is_far = error.errno == errno.EXDEV
-            reasons.append("another mount" if is_far else f"no hard link: {error.strerror}")
+            if error.errno == errno.EXDEV:
+                reasons.append("another mount" if here != there else "another project quota")
+            else:
+                reasons.append(f"no hard link: {error.strerror}")
             return Way.COPY, ", ".join(reasons)
         return Way.HARD_LINK, ", ".join(reasons)
 
@@ -86,6 +88,7 @@ def fill(way: Way, source: int, target: int, size: int) -> Way:
             fcntl.ioctl(target, FICLONE, source)
             count()
             return way
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read further ahead
     os.ftruncate(target, size)
     extents = list(data_extents(source, size))
     for offset, length in extents:

@@ -113,6 +113,7 @@ def _call(name: str, *arguments: int) -> None:
 def _mounted(size: str, make: str, *mount: str) -> Iterator[Path]:
     """Mount a new filesystem of ``size``, as truncate(1) reads it, in which all users may write."""
     with tempfile.TemporaryDirectory() as name, private_mounts():
+        Path(name).chmod(0o755)
         image, folder = Path(name, "image"), Path(name, "disk")
         folder.mkdir()
         if make:
