@@ -87,7 +87,9 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         plugstack=site.slurm.get("PlugStackConfig", ""),
         computes=bool(job.node_states(here, rules.launch.srun)),
         scripts=tuple(own_scripts(site.slurm)), environment=dict(rules.launch.environment),
-        textfile=rules.metrics.textfile,
+        textfile=rules.metrics.textfile, store=rules.store,
+        # One without a pattern has another meaning outside of the job.
+        job_roots=(*rules.job_roots, *(root for root in rules.absent_roots if "%" in root)),
     )  # fmt: skip
     scope = where.scope(rules)
     # This machine too: its stage.toml must be that of the others.

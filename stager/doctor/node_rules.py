@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stager.doctor.finding import Examined, Finding
     from stager.node.facts import NodeFacts, Place
     from stager.node.probes import Disk, Link
+    from stager.request.policy import Policy
 
 #: The variable that keeps Open MPI from interfaces; without it, from the loopback one.
 _EXCLUDED = "OMPI_MCA_btl_tcp_if_exclude"
@@ -75,6 +76,8 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Staging roots exist, users can write there, and they are sticky where several users write."""
     private, hints = examined.policy.private_roots, examined.policy.hints
     for root in node.roots:
+        if is_closed_store(root.path, examined.policy):
+            continue  # `store` tells of it
         if root.owner == ABSENT and root.path in hints:
             text = f"{root.path} is not there: a job asks for it by {hints[root.path]}"
             yield note("roots", text)
@@ -95,6 +98,33 @@ def roots(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             yield problem("roots", text, remedy)
         else:
             yield ok("roots", f"{root.path}: users cannot move each other's files")
+
+
+def is_closed_store(path: str, policy: Policy) -> bool:
+    """Return whether users are to make nothing at ``path`` but in what root makes for them."""
+    return path == policy.store and path not in policy.open_roots
+
+
+def store(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The store is root's, on a disk of the node's own, and its copies are shared with jobs."""
+    if node.store is None:
+        return
+    there, kind = node.store.place, node.store.kind
+    path = there.path
+    if there.owner < 0:
+        text = f"{path} is not there, so that each job stages anew"
+        remedy = f"mount its disk, where slurmd makes it, or mkdir -m 755 {path}"
+        yield seen_or_problem("store", there, text, remedy)
+    elif there.owner != 0 or _lets_replace(there.mode):
+        text = f"{path}: others than root can replace what is there"
+        yield problem("store", text, f"chown root {path}; chmod go-w {path}")
+    elif node.store.by_system and kind not in _IN_MEMORY:
+        text = f"{path} is on the system's own disk ({kind}), which copies can fill"
+        yield note("store", text, "name a folder on another disk, or set size in [cache]")
+    else:
+        yield ok("store", f"{path} ({kind}) belongs to root")
+    for root, way in node.store.ways.items():
+        yield ok("store", f"copies in {root} are made of those in {path} by {way}")
 
 
 def _absence(path: str, roots: Sequence[Place]) -> str:
@@ -165,7 +195,7 @@ def disks(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
             text = f"{disk.path} is on {disk.kind}, which nodes share: each would write its own "
             remedy = "name a folder on the node's own disk in stage.toml (roots)"
             yield problem("disk", f"{text}copy there", remedy)
-        elif disk.fault:
+        elif disk.fault and not is_closed_store(disk.path, examined.policy):
             text = f"{disk.path}: no file can be made there ({disk.fault})"
             yield problem("disk", text, "see to the disk, its mount and the folder's mode")
         else:
@@ -436,7 +466,8 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 
 #: The rules, in the order in which they are told, and those of them that are for all machines.
 NODE_RULES = (
-    sysctls, no_jobs, roots, open_folders, destinations, disks, records, shared_roots, metrics,
-    trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray, excluded,
+    sysctls, no_jobs, roots, open_folders, destinations, store, disks, records, shared_roots,
+    metrics, trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray,
+    excluded,
 )  # fmt: skip
 FOR_ALL = frozenset({sysctls, no_jobs, trusted, prefix, plugins, connections, fuse})

@@ -216,6 +216,8 @@ def private_folders(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         text = f"{root}: {kind} gives each job another {above[0]}"
         if root in (*rules.private_roots, *rules.absent_roots):
             yield ok("private", text), []
+        elif root == rules.store:
+            yield problem("private", text, "name another folder as store in [cache]"), []
         else:
             table = f'[[roots]] with path = "{above[0]}" and private = true'
             yield problem("private", text, f"write {table}"), []

@@ -373,6 +373,9 @@ class Facts:
     scripts: tuple[str, ...] = ()
     #: The file for metrics, and what ranks are given.
     textfile: str = ""
+    #: The store, and the folders of jobs for which it keeps copies, as patterns outside of a job.
+    store: str = ""
+    job_roots: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
     def carry_out(self, disk: str) -> NodeFacts:

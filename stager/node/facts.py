@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from stager.base import linux, paths
 from stager.base.mounts import stranger_at
+from stager.fs import clone
 from stager.fs.files import who_could_replace
 from stager.node.probes import Disk, Fabric, Link, disk_of, fabrics, links
 
@@ -127,6 +128,20 @@ class AbsentPlugin:
 
 
 @dataclass(frozen=True)
+class StoreFacts:
+    """The folder of the node's store, and the type of its filesystem, such as ``xfs``.
+
+    ``by_system`` tells whether that is the filesystem of ``/``. The ``ways`` in which copies for
+    the folders of jobs are made of it are those that could be tried.
+    """
+
+    place: Place
+    kind: str = ""
+    by_system: bool = False
+    ways: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """What one machine is like."""
 
@@ -187,6 +202,7 @@ class NodeFacts:
     peers_closed: str = ""
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
+    store: StoreFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +285,28 @@ def node_facts(asked: Facts) -> NodeFacts:
         closed=_closed([*_plugstack_files(plugstack), *(line.plugin for line in plugins)]),
         peers_closed=_closed_at(peers, stat.S_IROTH),
         metrics=place(os.path.dirname(asked.textfile)) if asked.textfile else None,
+        store=_store(asked.store, asked.job_roots) if asked.store else None,
     )
+
+
+def _store(path: str, job_roots: Iterable[str]) -> StoreFacts:
+    there, disk = place(path), disk_of(path)
+    if disk is None:
+        return StoreFacts(there)
+    own = f"{path}/{paths.RECORDS_FOLDER}/{os.getuid()}"
+    ways = {}
+    for root in job_roots:
+        # Outside of a job, its folder is not there: what it lies in tells the way, most likely.
+        folder = os.path.dirname(root.partition("%")[0]) if "%" in root else root
+        with suppress(OSError):
+            ways[root] = _way(own if os.path.isdir(own) else path, folder)
+    return StoreFacts(there, disk.kind, os.stat(path).st_dev == os.stat("/").st_dev, ways)
+
+
+def _way(store: str, folder: str) -> str:
+    """Return how a copy in ``folder`` is made of one of the store, and why. Raise OSError."""
+    way, reason = clone.way_between(store, folder), clone.why(store, folder)
+    return f"{way} ({reason})" if reason else f"{way}"
 
 
 def _plugin_ended() -> bool:

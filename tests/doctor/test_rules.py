@@ -21,6 +21,7 @@ from stager.node.facts import (
     Place,
     PluginLine,
     SiteFacts,
+    StoreFacts,
 )
 from stager.node.probes import Disk, Fabric, Link
 from stager.request.policy import Cache, Launch, Policy, Shared
@@ -1071,3 +1072,115 @@ def test_folders_beneath_a_root_in_which_others_may_write_are_told() -> None:
     assert news(open_folders=folders) == [(PROBLEM, refused), (NOTE, noted)]
     named = [Place("/nvme/all", 0, stat.S_IFDIR | 0o1777)]
     assert news(open_folders=folders[:1], destinations=named) == news(destinations=named)
+
+
+# The store
+
+STORE = Place("/local", 0, FOLDER)
+WITH_STORE = Policy.model_validate(
+    {"roots": ["/nvme", "/local/%u.%j"], "cache": {"store": "/local"}}
+)
+
+
+def of_store(
+    facts: StoreFacts, *more: str, policy: Policy = WITH_STORE
+) -> list[tuple[Verdict, str]]:
+    """What is found of a store, and of these subjects where it is concerned."""
+    disk = replace(DISK, path="/local", kind=facts.kind, fault="Permission denied")
+    node = replace(
+        NODE, store=facts, roots=[*NODE.roots, facts.place], disks=[DISK, disk],
+        records=[*NODE.records, Place("/local/.slurm-stage", 0, FOLDER)],
+    )  # fmt: skip
+    told = found(node, policy=policy)
+    return [
+        (one.verdict, one.line)
+        for one in told
+        if one.subject in ("store", *more) and (one.subject == "store" or "/local" in one.line)
+    ]
+
+
+def test_a_store_is_told_with_the_ways_from_it() -> None:
+    ways = {"/local/%u.%j": "reflink", "/tmp": "copy (another mount)"}
+    assert of_store(StoreFacts(STORE, "xfs", ways=ways), "roots", "disk", "records") == [
+        (OK, "/local (xfs) belongs to root"),
+        (OK, "copies in /local/%u.%j are made of those in /local by reflink"),
+        (OK, "copies in /tmp are made of those in /local by copy (another mount)"),
+        (OK, "/local/.slurm-stage belongs to root"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (
+            StoreFacts(Place("/local", ABSENT, 0)),
+            (
+                PROBLEM,
+                (
+                    "/local is not there, so that each job stages anew: mount its disk, where slurmd "
+                    "makes it, or mkdir -m 755 /local"
+                ),
+            ),
+        ),
+        (
+            StoreFacts(Place("/local", UNSEEN, 0)),
+            (UNKNOWN, "/local cannot be seen by this user"),
+        ),
+        (
+            StoreFacts(Place("/local", 5001, FOLDER), "xfs"),
+            (
+                PROBLEM,
+                (
+                    "/local: others than root can replace what is there: chown root /local; chmod go-w "
+                    "/local"
+                ),
+            ),
+        ),
+        (
+            StoreFacts(Place("/local", 0, OPEN), "xfs"),
+            (
+                PROBLEM,
+                (
+                    "/local: others than root can replace what is there: chown root /local; chmod go-w "
+                    "/local"
+                ),
+            ),
+        ),
+        (
+            StoreFacts(STORE, "ext4", by_system=True),
+            (
+                NOTE,
+                (
+                    "/local is on the system's own disk (ext4), which copies can fill: name a folder "
+                    "on another disk, or set size in [cache]"
+                ),
+            ),
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_store(facts: StoreFacts, told: tuple[Verdict, str]) -> None:
+    assert of_store(facts) == [told]
+
+
+def test_a_store_in_memory_or_on_a_shared_disk_is_told() -> None:
+    memory = of_store(StoreFacts(STORE, "tmpfs"), "disk")
+    assert (
+        NOTE,
+        "/local is in memory (tmpfs), which copies take: 1.0 TiB of 4.0 TiB free",
+    ) in memory
+    shared = of_store(StoreFacts(STORE, "nfs"), "disk")
+    assert any(verdict is PROBLEM and "which nodes share" in line for verdict, line in shared)
+
+
+def test_a_store_that_jobs_see_another_of_is_told() -> None:
+    site = replace(
+        SITE, slurm={**SITE.slurm, "JobContainerType": "job_container/tmpfs"}, private=("/local",)
+    )
+    rules = Policy.model_validate({"roots": ["/nvme"], "cache": {"store": "/local/store"}})
+    assert (
+        PROBLEM,
+        (
+            "/local/store: job_container/tmpfs gives each job another /local: name another folder as "
+            "store in [cache]"
+        ),
+    ) in [(one.verdict, one.line) for one in found(site=site, policy=rules)]
