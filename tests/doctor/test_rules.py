@@ -1109,57 +1109,29 @@ def test_a_store_is_told_with_the_ways_from_it() -> None:
     ]
 
 
+#: What is told of a store, and what to do.
+IS_ABSENT = (
+    "/local is not there, so that each job stages anew: mount its disk, where slurmd makes it"
+)
+IS_OPEN = "/local: others than root can replace what is there: chown root /local; chmod go-w /local"
+IS_BY_SYSTEM = "/local is on the system's own disk (ext4), which copies can fill: name a folder on "
+
+
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "verdict", "told"),
     [
+        (StoreFacts(Place("/local", ABSENT, 0)), PROBLEM, f"{IS_ABSENT}, or mkdir -m 755 /local"),
+        (StoreFacts(Place("/local", UNSEEN, 0)), UNKNOWN, "/local cannot be seen by this user"),
+        (StoreFacts(Place("/local", 5001, FOLDER), "xfs"), PROBLEM, IS_OPEN),
+        (StoreFacts(Place("/local", 0, OPEN), "xfs"), PROBLEM, IS_OPEN),
         (
-            StoreFacts(Place("/local", ABSENT, 0)),
-            (
-                PROBLEM,
-                (
-                    "/local is not there, so that each job stages anew: mount its disk, where slurmd "
-                    "makes it, or mkdir -m 755 /local"
-                ),
-            ),
-        ),
-        (
-            StoreFacts(Place("/local", UNSEEN, 0)),
-            (UNKNOWN, "/local cannot be seen by this user"),
-        ),
-        (
-            StoreFacts(Place("/local", 5001, FOLDER), "xfs"),
-            (
-                PROBLEM,
-                (
-                    "/local: others than root can replace what is there: chown root /local; chmod go-w "
-                    "/local"
-                ),
-            ),
-        ),
-        (
-            StoreFacts(Place("/local", 0, OPEN), "xfs"),
-            (
-                PROBLEM,
-                (
-                    "/local: others than root can replace what is there: chown root /local; chmod go-w "
-                    "/local"
-                ),
-            ),
-        ),
-        (
-            StoreFacts(STORE, "ext4", by_system=True),
-            (
-                NOTE,
-                (
-                    "/local is on the system's own disk (ext4), which copies can fill: name a folder "
-                    "on another disk, or set size in [cache]"
-                ),
-            ),
+            StoreFacts(STORE, "ext4", by_system=True), NOTE,
+            f"{IS_BY_SYSTEM}another disk, or set size in [cache]",
         ),
     ],
-)
-def test_what_is_wrong_with_a_store(facts: StoreFacts, told: tuple[Verdict, str]) -> None:
-    assert of_store(facts) == [told]
+)  # fmt: skip
+def test_what_is_wrong_with_a_store(facts: StoreFacts, verdict: Verdict, told: str) -> None:
+    assert of_store(facts) == [(verdict, told)]
 
 
 def test_a_store_in_memory_or_on_a_shared_disk_is_told() -> None:
@@ -1177,10 +1149,7 @@ def test_a_store_that_jobs_see_another_of_is_told() -> None:
         SITE, slurm={**SITE.slurm, "JobContainerType": "job_container/tmpfs"}, private=("/local",)
     )
     rules = Policy.model_validate({"roots": ["/nvme"], "cache": {"store": "/local/store"}})
-    assert (
-        PROBLEM,
-        (
-            "/local/store: job_container/tmpfs gives each job another /local: name another folder as "
-            "store in [cache]"
-        ),
-    ) in [(one.verdict, one.line) for one in found(site=site, policy=rules)]
+    told = "/local/store: job_container/tmpfs gives each job another /local: name another folder "
+    assert (PROBLEM, f"{told}as store in [cache]") in [
+        (one.verdict, one.line) for one in found(site=site, policy=rules)
+    ]

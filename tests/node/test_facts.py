@@ -28,10 +28,14 @@ from stager.node.facts import (
     place,
     site_facts,
 )
+from tests.support.disks import ext4, xfs
 from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.disks import Disk
 
 
 @pytest.fixture
@@ -301,3 +305,26 @@ def test_the_folders_of_namespaces_are_those_in_slurms_files(
 ) -> None:
     (tmp_path / name).write_text(text)
     assert _private_folders(str(tmp_path)) == private
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("disk", "kind", "way"),
+    [(xfs, "xfs", "reflink"), (ext4, "ext4", "hard link (this ext4 cannot share blocks)")],
+)
+def test_the_way_from_the_store_is_tried(
+    disk: Callable[[], Disk], kind: str, way: str, tmp_path: Path
+) -> None:
+    with disk() as store:
+        (store / "jobs").mkdir()
+        roots = (f"{store}/jobs/%j", str(tmp_path), f"{store}/none/%j")
+        found = node_facts(Facts(store=str(store), job_roots=roots, computes=False)).store
+    assert found
+    assert (found.kind, found.by_system, found.place.owner) == (kind, False, 0)
+    assert found.ways == {roots[0]: way, roots[1]: "copy (another filesystem)"}
+
+
+def test_a_store_on_the_disk_of_the_system_is_known() -> None:
+    found = node_facts(Facts(store="/", computes=False)).store
+    assert found
+    assert found.by_system
