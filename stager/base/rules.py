@@ -8,7 +8,7 @@ from __future__ import annotations
 import pwd
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Rules:
     #: those of all users take there, 0 for no limit.
     store: str = ""
     store_size: Amount = 0
+    #: Those of ``roots`` beneath which users may stage: mostly all but the store.
+    open_roots: list[str] = field(default_factory=list)
 
 
 def read_rules(config: str) -> Rules:
@@ -48,7 +50,7 @@ def read_rules(config: str) -> Rules:
     names = ("cache", "metrics", "report", "shared")
     cache, metrics, report, shared = (_section(document, name) for name in names)
     store = _read(cache, "store", "", store_path)
-    roots = with_store(_lasting(document["roots"]), store)
+    open_roots = _lasting(document["roots"])
     shared_roots = _folders(shared, "roots", "shared.roots")
     owner = shared_owner(shared.get("owner", ""))
     if shared_roots and not owner:
@@ -63,7 +65,8 @@ def read_rules(config: str) -> Rules:
     if not isinstance(syslog, bool):
         raise ValueError("report.syslog is neither true nor false")  # noqa: TRY004
     return Rules(
-        roots, shared_roots, keep_free, headroom, textfile, owner, syslog, store, size
+        with_store(open_roots, store), shared_roots, keep_free, headroom, textfile, owner, syslog,
+        store, size, open_roots,
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def _item(source: str, root: str, rules: Policy) -> StageItem:
 
 def _root(root: str, rules: Policy) -> str:
     """Return the staging folder to measure. Raise PolicyRefusal."""
-    roots = {known or "/": known for known in rules.roots}
+    roots = {known or "/": known for known in rules.open_roots}
     if not roots:
         absent = " or ".join(rules.absent_roots)
         raise PolicyRefusal(f"{absent}: there in a job only; measure in a job")
@@ -110,4 +110,4 @@ def _root(root: str, rules: Policy) -> str:
         raise PolicyRefusal(
             f"{root} is not a staging folder (one of `roots` in stage.toml); use --root {known}"
         )
-    return roots[root] if root else rules.roots[0]
+    return roots[root] if root else rules.open_roots[0]

@@ -117,7 +117,7 @@ def roots(context: click.Context, _: click.Parameter, start: str) -> list[str]:
     """Return the staging folders of this site."""
     from stager.base.rules import read_rules
 
-    known = (root.rstrip("/") for root in read_rules(str(context.params["config"])).roots)
+    known = (root.rstrip("/") for root in read_rules(str(context.params["config"])).open_roots)
     return [root for root in known if root.startswith(start)]
 
 

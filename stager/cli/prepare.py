@@ -51,7 +51,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
         )
     rules = where.rules()
     scope = where.scope(rules)
-    lasting = tuple(root for root in rules.roots if root not in rules.private_roots)
+    lasting = tuple(root for root in rules.open_roots if root not in rules.private_roots)
     command = Prepare(lasting, str(where.config))
     answers = scope.ask(command, rules, os.environ)
     nodes, problems = read_answers(answers, NodePrepared)

@@ -30,6 +30,7 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
         list(policy.roots), list(policy.shared_roots), policy.cache.keep_free,
         policy.cache.headroom, policy.metrics.textfile,
         policy.shared_owner, store=policy.store, store_size=policy.cache.size,
+        open_roots=list(policy.open_roots),
     )  # fmt: skip
 
 
