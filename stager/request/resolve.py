@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
-from stager.base.options import FolderLayout, Share
+from stager.base.options import FolderLayout, Share, Via
 from stager.base.paths import RECORDS_FOLDER
 from stager.request.items import Space, StageItem, StageRequest, Waiting, Work, copy_name
 from stager.source.schemes import Scheme, without_revision
@@ -92,6 +92,7 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
         )
     _check_share(destination, directive.options.share, policy)
     _check_layout(destination, directive)
+    _check_via(destination, root, directive.options.via, policy)
     return StageItem(source, destination, root, directive.options, shared)
 
 
@@ -118,6 +119,16 @@ def _check_share(destination: str, share: Share, policy: Policy) -> None:
     if share not in (Share.NONE, *allowed[policy.allow_share]):
         remedy = "use share=group or remove it" if policy.allow_share == "group" else "remove it"
         raise PolicyRefusal(f"{destination}: this site does not allow share={share}; {remedy}")
+
+
+def _check_via(destination: str, root: str, via: Via, policy: Policy) -> None:
+    """Raise PolicyRefusal unless the destination gets its copy from the node's store."""
+    has_store = policy.store and root in policy.job_roots
+    if via is not Via.AUTO and not has_store and root:  # without stage.toml, no root is known
+        raise PolicyRefusal(
+            f"{destination}: via={via} is for the folder of a job, at a site with a store; "
+            "remove it"
+        )
 
 
 def _check_layout(destination: str, directive: Directive) -> None:

@@ -160,8 +160,11 @@ def test_a_step_finds_the_jobs_copies_and_its_own_by_name(site: Site) -> None:
     script = """srun '--stage=/shared/names/b:/nvme/b,as=w' sh -c 'echo $STAGE_v $STAGE_w'
 srun --ntasks=2 sh -c 'echo $STAGE_v $STAGE_w'
 """
-    job = site.sbatch(script, "-wn1", "--ntasks=2", f"--stage={FOLDER}/a:/nvme/a,as=v")
+    wish = f"--stage={FOLDER}/a:/nvme/a"
+    site.sbatch("true", "-wn1", wish).wait()
+    job = site.sbatch(script, "-wn1", "--ntasks=2", f"{wish},as=v")
     job.wait()
+    assert "stage: /nvme/a: current on n1, nothing moved" in job.output()
     found = of_script(job.output().splitlines())
     assert found == ["/nvme/a /nvme/b"] * 2 + ["/nvme/a"] * 2
 

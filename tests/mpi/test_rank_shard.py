@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -15,6 +16,7 @@ from mpi4py import MPI
 from stager.base.options import Mode, Validate, Verify
 from stager.base.outcome import Counts
 from stager.base.telemetry import Phase, Stopwatch
+from stager.fs.files import write_all
 from stager.rank.agree import Context
 from stager.rank.program import run
 from stager.request.items import Waiting, Work
@@ -425,14 +427,20 @@ def test_a_step_status_that_one_node_cannot_write_fails_all(
     mine = world.copy.parent / "run" / str(os.getuid())
     mine.mkdir(parents=True)
     monkeypatch.setattr("stager.base.paths.RUN_FOLDER", str(mine.parent))
-    world.on_last((mine / "17.0.4").mkdir)
+
+    def write(descriptor: int, data: bytes, offset: int) -> None:
+        if offset == 1 and len(data) > 1:  # more than a code of one digit
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        write_all(descriptor, data, offset)
+
+    world.on_last(lambda: monkeypatch.setattr("stager.node.job_state.write_all", write))
     items = world.items(mode=Mode.SHARD)
     outcome = world.run(items=items, waiting=Waiting("17.0", "4"))
     last = world.comm.size - 1
     path = world.comm.bcast(f"{mine}/17.0.4", root=last)
     assert messages(outcome) == [
-        f"8 node{last}: {path}: Is a directory; tell the administrator to check this folder"
+        f"8 node{last}: {path}: Input/output error; tell the administrator to check this folder"
     ]
     assert outcome.items == []
-    if world.comm.rank != last:  # without a code: the tasks there fail as well
-        assert (mine / "17.0.4").read_text() == "\n"
+    # The tasks of all nodes end with the same code.
+    assert (mine / "17.0.4").read_text() == "8\n"

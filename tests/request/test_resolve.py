@@ -22,6 +22,7 @@ from stager.base.options import (
     Share,
     Validate,
     Verify,
+    Via,
 )
 from stager.request.grammar import Directive
 from stager.request.items import StageItem
@@ -351,6 +352,21 @@ def test_two_copies_with_one_name_are_refused() -> None:
         resolve([one, other], SITE)
     problem = "as=w is given to both /nvme/a and /nvme/c; choose two names"
     assert str(caught.value) == problem
+
+
+def test_via_is_for_folders_of_jobs_at_a_site_with_a_store() -> None:
+    roots = {"roots": ["/nvme", "/users/%u", "/jobs/%j"]}
+    stored = Policy.model_validate({**roots, "cache": {"store": "/nvme"}})
+    bare = Policy.model_validate(roots)
+    [item] = resolve([Directive("/a", "/jobs/%j/", Options(via=Via.LINK))], stored)
+    assert item.options.via is Via.LINK
+    for policy, folder in ((stored, "/nvme"), (stored, "/users/%u"), (bare, "/jobs/%j")):
+        with pytest.raises(PolicyRefusal) as caught:
+            resolve([Directive("/a", f"{folder}/", Options(via=Via.COPY))], policy)
+        assert str(caught.value) == (
+            f"{folder}/a: via=copy is for the folder of a job, at a site with a store; remove it"
+        )
+    resolve([Directive("/a", "/anywhere/", Options(via=Via.COPY))], LOCAL)
 
 
 def test_the_variables_are_the_names_and_the_lists_of_what_is_spread() -> None:
