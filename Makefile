@@ -17,6 +17,7 @@
 #   make deb       Debian packages in build/deb, for this machine's Debian and Slurm
 #   make rpm       RPM packages in build/rpm, for this machine's Python and Slurm
 #   make test-packages  the packages, by the documents, on a fresh Debian 12 and 13; takes minutes
+#   make docs      the site, into build/docs
 #   make man       the manual pages, into build/man
 #   make reference  slurm-config/docs/reference and the template of stage.toml, from the code
 #   make pictures  the session in README, slurm-config/session.svg
@@ -78,7 +79,7 @@ SCRIPTS = .ci/run packaging/install packaging/slurm-stage packaging/deb/build pa
 	$(wildcard packaging/deb/debian/*.pre* packaging/deb/debian/*.post*)
 
 .PHONY: demo help test nightly test-majors test-packages check lint hooks bench compare soak campaign cluster install deb \
-	rpm man reference pictures lock packages deb-packages clean
+	rpm docs man reference pictures lock packages deb-packages clean
 
 demo: .venv/.done
 	.venv/bin/stagectl demo
@@ -148,18 +149,23 @@ install:
 	packaging/install $(PREFIX)
 
 # The packages are for the system's Python.
-deb: deb-packages
+deb: deb-packages docs
 	PYTHON=/usr/bin/python3 packaging/install --download=build/wheels
-	packaging/deb/build build/wheels build/deb
+	packaging/deb/build build/wheels build/docs build/deb
 
 rpm: SYSTEM = /usr/bin/$(notdir $(PYTHON))
-rpm:
+rpm: docs
 	PYTHON=$(SYSTEM) packaging/install --download=build/wheels
-	PYTHON=$(SYSTEM) packaging/rpm/build build/wheels build/rpm
+	PYTHON=$(SYSTEM) packaging/rpm/build build/wheels build/docs build/rpm
 
-test-packages: .venv/.done
+test-packages: .venv/.done docs
 	@command -v mmdebstrap >/dev/null || apt-get -qq install --no-install-recommends mmdebstrap >/dev/null
 	.venv/bin/python -m pytest -rP tests/packaging/sites.py
+
+# All pages are read each time, so that each link that leads nowhere is told.
+docs: build/sphinx/.done
+	@rm -rf build/docs
+	build/sphinx/bin/sphinx-build -q -W --keep-going -E -d build/sphinx/trees -c packaging/docs . build/docs
 
 man: .venv/.done
 	cd packaging && ../.venv/bin/python -m man ../build/man
@@ -178,6 +184,7 @@ lock:
 	build/lock/bin/pip install --quiet --disable-pip-version-check pip-tools
 	$(LOCK) --output-file packaging/requirements.lock pyproject.toml
 	$(LOCK) --output-file packaging/build.lock --only-build-deps --build-deps-for wheel pyproject.toml
+	$(LOCK) --output-file packaging/docs/requirements.lock packaging/docs/requirements.in
 
 # Only root can install packages; whoever is not root finds out by what is missing.
 packages: WANTED = $(PACKAGES)
@@ -202,6 +209,12 @@ endif
 	@sed -n 's/^\([^ #]*==[^ ;\\]*\).*/\1/p' packaging/requirements.lock >.venv/constraints
 	.venv/bin/pip install --quiet --disable-pip-version-check --constraint .venv/constraints \
 		--editable '.[$(EXTRAS)]'
+	@touch $@
+
+build/sphinx/.done: packaging/docs/requirements.lock
+	@$(PYTHON) -m venv --clear build/sphinx
+	@build/sphinx/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		--requirement packaging/docs/requirements.lock
 	@touch $@
 
 build/azurite/.done: Makefile | packages

@@ -114,12 +114,12 @@ cp -R /source/packaging /source/prolog /source/stager /source/slurm-config /sour
     /source/LICENSE /source/pyproject.toml /tmp
 packaging=/tmp/packaging
 $packaging/install --download=/tmp/wheels
-DPKG_DEB_COMPRESSOR_LEVEL=0 $packaging/deb/build /tmp/wheels /packages/deb
+DPKG_DEB_COMPRESSOR_LEVEL=0 $packaging/deb/build /tmp/wheels /source/build/docs /packages/deb
 """
 BUILDING_RPM = """\
-$packaging/rpm/build /tmp/wheels /packages/rpm
+$packaging/rpm/build /tmp/wheels /source/build/docs /packages/rpm
 sed -i 's/^version = .*/version = "9.0"/' /tmp/pyproject.toml
-$packaging/rpm/build /tmp/wheels /packages/later
+$packaging/rpm/build /tmp/wheels /source/build/docs /packages/later
 """
 #: Fetches what the installation needs, as a site has no network here; in a root that has nothing of
 #: what packages are built with.

@@ -12,10 +12,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
+PACKAGING = REPOSITORY / "packaging"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 NEEDED = {
     "requirements.lock": PROJECT["project"]["dependencies"],
     "build.lock": PROJECT["build-system"]["requires"],
+    "docs/requirements.lock": (PACKAGING / "docs/requirements.in").read_text().splitlines(),
 }
 
 
@@ -25,7 +27,7 @@ def is_for_this_python(requirement: Requirement) -> bool:
 
 def locked(name: str) -> dict[str, tuple[str, list[str]]]:
     """The version and the hashes of each package in a lock, by its name."""
-    text = (REPOSITORY / "packaging" / name).read_text().replace("\\\n", " ")
+    text = (PACKAGING / name).read_text().replace("\\\n", " ")
     found: dict[str, tuple[str, list[str]]] = {}
     for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
