@@ -5,9 +5,9 @@ The source folder is the repository itself, so that a link between pages is the 
 
 from __future__ import annotations
 
-import os.path
 import re
 import tomllib
+from os.path import basename, dirname, normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,19 +62,19 @@ def add_menu(_: Sphinx, page: str, source: list[str]) -> None:
         rest = [one for one in OTHERS[1:] if one not in sum(listed, [])]
         source[0] += menu("", [OTHERS[0]])
         source[0] += "".join(map(menu, [*parts[::2], "The project"], [*listed, rest]))
-    elif page.startswith(DOCS) and page.endswith("/README"):
-        source[0] += menu("", linked(page, source[0]))
+    elif page.startswith(DOCS) and basename(page) == "README":
+        own = [one for one in linked(page, source[0]) if dirname(one) == dirname(page)]
+        source[0] += menu("", own)
     elif page in OTHERS[2:]:
         source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
 def linked(page: str, text: str) -> list[str]:
     """Return the pages that ``text`` links, but those of a folder whose README it links too."""
-    folder = os.path.dirname(page)
     links = re.findall(r"\]\(([^):#]+)\.md[)#]", text)
-    found = [*dict.fromkeys(os.path.normpath(f"{folder}/{link}") for link in links)]
-    beneath = {os.path.dirname(one) for one in found if one.endswith("/README")} - {folder}
-    return [one for one in found if os.path.dirname(one) not in beneath or one.endswith("/README")]
+    found = dict.fromkeys(normpath(f"{dirname(page)}/{link}") for link in links)
+    folders = {dirname(one) for one in found if basename(one) == "README"}
+    return [one for one in found if basename(one) == "README" or dirname(one) not in folders]
 
 
 def menu(caption: str, pages: list[str]) -> str:

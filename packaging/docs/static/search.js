@@ -1,15 +1,18 @@
-// Finds the pages that have most words of a pasted message, rare words before common ones: it has
-// paths and names of its own, and Sphinx would look for a page with all of them.
+// A message is found as it was pasted: its paths are not looked for, and a page counts that has some
+// of its words, most if it has rare ones or is of those on what fails. Sphinx would look for a page
+// that has all words.
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return; // on no page but that of the search
-  const pagesWith = Search.performTermsSearch;
+  const { _parseQuery: parse, performTermsSearch: pagesWith } = Search;
+  Search._parseQuery = (text) => parse(text.replace(/\S*\/\S*/g, " ").trim() || text);
   Search.performTermsSearch = (words, excluded) => {
+    if (words.size < 2) return pagesWith(words, excluded);
     const found = new Map();
     for (const word of words) {
       const pages = pagesWith(new Set([word]), excluded);
       for (const page of pages) {
         const sum = found.get(page[0]) ?? [...page.slice(0, 4), 0, ...page.slice(5)];
-        sum[4] += page[4] / pages.length;
+        sum[4] += (page[0].includes("/trouble/") ? 2 : 1) / Math.sqrt(pages.length);
         found.set(page[0], sum);
       }
     }
