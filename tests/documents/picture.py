@@ -20,25 +20,20 @@ if TYPE_CHECKING:
     from tests.support.session import Step
 
 #: What comes before the session, and is not in the picture.
-_BEFORE = ("cd", "head -c 64M /dev/urandom > img.sqsh", "head -c 16M /dev/urandom > weights.pt")
-_STAGE = "stagectl stage --local"
-_COMMANDS = (
-    f"{_STAGE} 4 $PWD/img.sqsh:/nvme/img.sqsh",
-    f"{_STAGE} 4 $PWD/img.sqsh:/nvme/img.sqsh",
-    f"{_STAGE} 3 $PWD/weights.pt:/nvme/weights.pt",
-    "stagectl status --by file --local-root stage-nodes",
-)
+_BEFORE = ("cd", "head -c 64M /dev/urandom > img.sqsh")
+_STAGE = "stagectl stage --local 4 img.sqsh:/nvme/"
+_COMMANDS = (_STAGE, _STAGE, "stagectl status --by file --local-root stage-nodes")
 
 #: Pixels: a column and a line of text in the font's size, and the margin around all.
 _COLUMN, _LINE, _SIZE, _MARGIN = 8.4, 20, 14, 16
 _FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
-_BACKGROUND, _PLAIN = "#0d1117", "#c9d1d9"
-_COLOURS = {"cyan": "#39c5cf", "green": "#3fb950", "brown": "#d29922", "red": "#ff7b72"}
+_BACKGROUND, _PLAIN, _TYPED = "#0d1117", "#c9d1d9", "#ffffff"
+_COLOURS = {"white": _TYPED, "cyan": "#39c5cf", "green": "#3fb950", "brown": "#d29922", "red": "#ff7b72"}
 _PROMPT = Piece("$ ", "green")
 
 
 def session() -> list[Step]:
-    """Run the commands on four simulated nodes, and on three of them."""
+    """Run the commands on four simulated nodes, as `make demo` does."""
     with new_home() as home:
         return run_session([*_BEFORE, *_COMMANDS], home)[len(_BEFORE) :]
 
@@ -49,7 +44,7 @@ def svg(steps: Sequence[Step]) -> str:
     longest = max(sum(len(piece.text) for piece in line) for line in lines)
     width, height = 2 * _MARGIN + _COLUMN * longest, 2 * _MARGIN + _LINE * len(lines)
     box = f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" height="{height}"'
-    style = f'font-family="{_FONT}" font-size="{_SIZE}" xml:space="preserve"'
+    style = f'font-family="{_FONT}" font-size="{_SIZE}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} {style}>',
         f'<rect width="100%" height="100%" rx="6" fill="{_BACKGROUND}"/>',
@@ -59,7 +54,7 @@ def svg(steps: Sequence[Step]) -> str:
 
 
 def _typed(step: Step) -> list[Piece]:
-    return [_PROMPT, Piece(step.command, "default")]
+    return [_PROMPT, Piece(step.command, "white")]
 
 
 def _drawn(line: Sequence[Piece], number: int) -> str:
@@ -72,7 +67,9 @@ def _texts(line: Sequence[Piece], y: int) -> Iterator[str]:
     for text, colour in line:
         place = f'x="{_MARGIN + _COLUMN * column:.1f}" y="{y}"'
         length = f'textLength="{_COLUMN * len(text):.1f}" lengthAdjust="spacingAndGlyphs"'
-        yield f'<text {place} {length} fill="{_COLOURS.get(colour, _PLAIN)}">{escape(text)}</text>'
+        # Browsers make one of several spaces, but not of these.
+        shown = escape(text).replace(" ", "\N{NO-BREAK SPACE}")
+        yield f'<text {place} {length} fill="{_COLOURS.get(colour, _PLAIN)}">{shown}</text>'
         column += len(text)
 
 

@@ -15,7 +15,8 @@ GROUP = "{http://www.w3.org/2000/svg}g"
 
 def lines_of(picture: str) -> list[str]:
     """Return the text of each line of a picture."""
-    return ["".join(group.itertext()) for group in ElementTree.fromstring(picture).iter(GROUP)]
+    lines = ["".join(group.itertext()) for group in ElementTree.fromstring(picture).iter(GROUP)]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def test_the_picture_shows_what_the_commands_print() -> None:
