@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,7 +34,8 @@ _FOR_USERS: dict[str, Any] = {
 @click.command(cls=Command, topics=("stage.toml",))
 @config_option
 @json_option
-def site(config: Path, as_json: bool) -> None:
+@click.option("--markdown", is_flag=True, help="Print a page for the site's users, as Markdown.")
+def site(config: Path, as_json: bool, markdown: bool) -> None:
     """Show where and what you may stage at this site.
 
     Shows the folders that DST may be in, the URLs that SRC may be, and the limits. It reads only
@@ -55,12 +57,55 @@ def site(config: Path, as_json: bool) -> None:
         }
         print_json(found)
         return
+    if markdown:
+        click.echo(page(rules), nl=False)
+        return
     columns = width()
     for name, text in (*_lines(rules), ("set in", str(config))):
         parts = [printable(text)]
         if columns:
             parts = folded(parts[0], max(1, columns - _INDENT))
         click.echo(f"{name:<{_INDENT}}" + f"\n{'':{_INDENT}}".join(parts))
+
+
+_PAGE = """\
+# Files on every node's own disk
+
+Before a job's script starts, slurm-stage copies what the job asks for from shared storage to the
+disk of each of its nodes. The next job there finds it. A line of the script asks for it:
+
+```bash
+#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --stage=/shared/img.sqsh:{folder}/,as=img
+srun apptainer exec $STAGE_img python train.py
+```
+
+Before the `:` is the source, SRC, behind it the place on each node, DST. With a `/` at its end, the
+copy keeps the source's name. `stagectl check --script FILE` finds mistakes before you submit, and
+`man slurm-stage` says what else you can write.
+
+| at this site | |
+|---|---|
+{rows}
+"""
+#: What Markdown would take for its own in a cell of a table.
+_MARKS = re.compile(r"[\\`*_<|\[]")
+
+
+def page(rules: Policy) -> str:
+    """Return a page for the site's users, in Markdown, with a directive that they may use."""
+    texts = ((name, _MARKS.sub(r"\\\g<0>", printable(text))) for name, text in _lines(rules))
+    rows = (f"| {name} | {text} |" for name, text in texts)
+    return _PAGE.format(folder=printable(_folder(rules)), rows="\n".join(rows))
+
+
+def _folder(rules: Policy) -> str:
+    """Return a folder of a user's own as directives name it, by a variable if the site has one."""
+    names = {path: f"${name}" for name, path in rules.variables.items()}
+    folder = next((path for path in rules.allowed if path in names), rules.allowed[0])
+    is_private = any(f"{folder}/".startswith(f"{root}/") for root in rules.private_roots)
+    return names.get(folder) or (folder if is_private else f"{folder}/$USER")
 
 
 def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
