@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from stager.wire.layout import Algorithm, Settings
 from stager.wire.route import best_depth, choose, route
+from tests.bench.plot import curve, document, rule, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -484,44 +485,20 @@ _TICKS_ACROSS = (64, 256, 1024, 4096, 16384)
 _TICKS_UPWARDS = (1, 10, 100, 1000)
 _PLOTTED = tuple(1 << power for power in range(6, 15))
 
-_STYLE = """
-text { font: 12px sans-serif; fill: #57606a }
-.title { font-weight: bold; fill: #24292f }
-.axis { stroke: #d0d7de }
-.line { fill: none; stroke-width: 2 }
-.chain { stroke: #0969da }
-.tree { stroke: #1a7f37 }
-.bcast { stroke: #bc4c00; stroke-dasharray: 5 4 }
-.peer { fill: #8250df }
-@media (prefers-color-scheme: dark) {
-  text { fill: #9198a1 }
-  .title { fill: #f0f6fc }
-  .axis { stroke: #3d444d }
-  .chain { stroke: #4493f8 }
-  .tree { stroke: #3fb950 }
-  .bcast { stroke: #f0883e }
-  .peer { fill: #ab7df8 }
-}
-"""
+_COLOURS = dict(zip(ALGORITHMS, ("blue", "green", "orange"), strict=True))
 
 
 def svg(seconds: _Seconds, nodes: Sequence[int]) -> str:
     """Draw `all_seconds` and the published figures, for light and dark pages."""
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">',
-        "<title>Seconds until all nodes have the file, by number of nodes</title>",
-        f"<style>{_STYLE}</style>",
-        *_legend(),
-    ]
+    parts = [*_legend()]
     for left, size in zip(_PANELS, SIZES, strict=True):
         parts += _axes(left, f"{size / GB:g} GB")
         for algorithm in ALGORITHMS:
-            points = [(count, seconds[size, algorithm, count]) for count in nodes]
-            places = " ".join(f"{_x(left, n):.1f},{_y(value):.1f}" for n, value in points)
-            parts.append(f'<polyline class="line {algorithm}" points="{places}"/>')
+            points = [(_x(left, n), _y(seconds[size, algorithm, n])) for n in nodes]
+            parts.append(curve(points, _COLOURS[algorithm]))
         parts += _peers(left, size)
-    return "\n".join([*parts, "</svg>", ""])
+    title = "Seconds until all nodes have the file, by number of nodes"
+    return document(_WIDTH, _HEIGHT, title, parts)
 
 
 def _x(left: int, nodes: int) -> float:
@@ -533,35 +510,27 @@ def _y(seconds: float) -> float:
     return _BOTTOM - (_BOTTOM - _TOP) * log10(seconds) / log10(_TICKS_UPWARDS[-1])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
 def _legend() -> Iterator[str]:
     for number, algorithm in enumerate(ALGORITHMS):
         x = _PANELS[0] + 90 * number
-        yield _rule(x, 16, x + 26, 16, f"line {algorithm}")
-        yield _text(x + 32, 20, algorithm, "start")
+        yield rule(x, 16, x + 26, 16, f"line {_COLOURS[algorithm]}")
+        yield text(x + 32, 20, algorithm, "start")
     x = _PANELS[0] + 90 * len(ALGORITHMS)
-    yield f'<circle class="peer" cx="{x}" cy="16" r="4"/>'
-    yield _text(x + 10, 20, "published by others", "start")
+    yield f'<circle class="violet" cx="{x}" cy="16" r="4"/>'
+    yield text(x + 10, 20, "published by others", "start")
 
 
 def _axes(left: int, title: str) -> Iterator[str]:
     right = left + _PANEL_WIDTH
-    yield _text((left + right) / 2, _TOP - 14, title, kind="title")
-    yield _text(left - 32, _TOP - 14, "seconds", "start")
+    yield text((left + right) / 2, _TOP - 14, title, kind="title")
+    yield text(left - 32, _TOP - 14, "seconds", "start")
     for value in _TICKS_UPWARDS:
-        yield _rule(left, _y(value), right, _y(value))
-        yield _text(left - 6, _y(value) + 4, str(value), "end")
+        yield rule(left, _y(value), right, _y(value))
+        yield text(left - 6, _y(value) + 4, str(value), "end")
     for nodes in _TICKS_ACROSS:
-        yield _rule(_x(left, nodes), _BOTTOM, _x(left, nodes), _BOTTOM + 4)
-        yield _text(_x(left, nodes), _BOTTOM + 18, str(nodes))
-    yield _text((left + right) / 2, _BOTTOM + 38, "nodes")
+        yield rule(_x(left, nodes), _BOTTOM, _x(left, nodes), _BOTTOM + 4)
+        yield text(_x(left, nodes), _BOTTOM + 18, str(nodes))
+    yield text((left + right) / 2, _BOTTOM + 38, "nodes")
 
 
 def _peers(left: int, size: int) -> Iterator[str]:
@@ -569,9 +538,9 @@ def _peers(left: int, size: int) -> Iterator[str]:
     for figure in PUBLISHED:
         if figure.size == size:
             x, y = _x(left, figure.nodes), _y(figure.seconds)
-            yield f'<circle class="peer" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+            yield f'<circle class="violet" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
             # Each tool's name is printed once, below the last of its points.
-            names[figure.tool] = _text(x, y + 18, figure.tool)
+            names[figure.tool] = text(x, y + 18, figure.tool)
     yield from names.values()
 
 

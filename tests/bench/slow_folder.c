@@ -2,7 +2,8 @@
  * slow_folder FOLDER MOUNTPOINT MICROSECONDS: show FOLDER at MOUNTPOINT with the latency of remote
  * storage. Each request is answered MICROSECONDS later. Attributes that came with a listing or a
  * look-up are valid for a second, as in network filesystems. Read only, unless OPTIONS, the mount
- * options that may follow, lack "ro": then files that exist can be written.
+ * options that may follow, lack "ro": then files that exist can be written. Behind them may follow
+ * RATE and CLOCK: all that have this file read RATE bytes a second together.
  */
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
@@ -10,9 +11,12 @@
 #include <fcntl.h>
 #include <fuse.h>
 #include <limits.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -20,11 +24,32 @@
 
 static int folder;
 static struct timespec latency;
+static int64_t rate;
+/* When all that was asked for so far has been read: nanoseconds of the monotonic clock. */
+static _Atomic int64_t *busy_until;
 
 /* One request to the server. */
 static void ask(void)
 {
 	(void)nanosleep(&latency, NULL);
+}
+
+/* The storage reads for one after the other, and for nobody in advance. */
+static void wait_for_bytes(int64_t bytes)
+{
+	int64_t begun, end;
+	struct timespec until;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &until);
+	begun = atomic_load(busy_until);
+	do {
+		const int64_t now = until.tv_sec * 1000000000 + until.tv_nsec;
+
+		end = (begun > now ? begun : now) + bytes * 1000000000 / rate;
+	} while (!atomic_compare_exchange_weak(busy_until, &begun, end));
+	until.tv_sec = end / 1000000000;
+	until.tv_nsec = end % 1000000000;
+	(void)clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
 static const char *inner(const char *path)
@@ -69,6 +94,8 @@ static int slow_read(const char *path, char *data, size_t size, off_t offset,
 
 	(void)path;
 	ask();
+	if (rate && length > 0)
+		wait_for_bytes(length);
 	return length < 0 ? -errno : (int)length;
 }
 
@@ -138,7 +165,9 @@ int main(int argc, char **argv)
 	long microseconds;
 
 	if (argc < 4) {
-		(void)fprintf(stderr, "usage: %s FOLDER MOUNTPOINT MICROSECONDS [OPTIONS]\n",
+		(void)fprintf(stderr,
+			      "usage: %s FOLDER MOUNTPOINT MICROSECONDS "
+			      "[OPTIONS [RATE CLOCK]]\n",
 			      argv[0]);
 		return 2;
 	}
@@ -150,6 +179,20 @@ int main(int argc, char **argv)
 	microseconds = strtol(argv[3], NULL, 10);
 	latency.tv_sec = microseconds / 1000000;
 	latency.tv_nsec = microseconds % 1000000 * 1000;
+	if (argc > 6) {
+		const int file = open(argv[6], O_RDWR | O_CREAT, 0600);
+		void *map = MAP_FAILED;
+
+		if (file >= 0 && ftruncate(file, sizeof *busy_until) == 0)
+			map = mmap(NULL, sizeof *busy_until, PROT_READ | PROT_WRITE, MAP_SHARED,
+				   file, 0);
+		if (map == MAP_FAILED) {
+			perror(argv[6]);
+			return 1;
+		}
+		busy_until = map;
+		rate = strtol(argv[5], NULL, 10);
+	}
 	(void)prctl(PR_SET_TIMERSLACK, 1); /* inherited by threads started later */
 	return fuse_main(4, arguments, &operations, NULL);
 }
