@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stager.base.outcome import NoteKind, far_below
-from stager.base.text import bytes_text, files_text, rate_text, seconds_text
-from stager.cli.tables import table
+from stager.base.outcome import NoteKind
+from stager.base.text import bytes_text, files_text, seconds_text
 from stager.launch.job import fold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stager.base.errors import Failure
-    from stager.base.outcome import Evicted, ItemReport, NodeRates, Outcome, Rate, Slow
+    from stager.base.outcome import Evicted, ItemReport, Outcome, Slow
 
-#: Nodes of which `stagectl bench` shows the rates, unless more are slow.
-_MOST_NODES = 16
 #: Evicted files that are named one by one.
 _MOST_EVICTED = 8
 
@@ -190,71 +187,6 @@ def _planned_line(item: ItemReport) -> str:
         f"{way} {nodes_text(item.received)} ({', '.join(item.reasons)}{_ways(item)})"
     )
     return f"{line}; current on {nodes_text(item.current)}" if item.current else line
-
-
-def rate_lines(rates: Sequence[Rate], width: int = 0) -> list[str]:
-    """Return the rates of the network as a table, the other rates, and which part is slowest.
-
-    The table is within ``width`` columns, unless that is 0.
-    """
-    wire = [rate for rate in rates if rate.what == "wire"]
-    algorithms = list(dict.fromkeys(rate.algorithm for rate in wire))
-    headers = ("message", "best time", *algorithms)
-    rows = []
-    for size in dict.fromkeys(rate.size for rate in wire):
-        row = {rate.algorithm: rate for rate in wire if rate.size == size}
-        best = 1e6 * min(rate.seconds for rate in row.values())
-        speeds = (_speed(row[name].speed) if name in row else "-" for name in algorithms)
-        rows.append((bytes_text(size), f"{best:.0f} us", *speeds))
-    others = [rate for rate in rates if rate.what != "wire"]
-    named = [f"{_RATES[rate.what]} {rate.node}: {_speed(rate.speed)}" for rate in others]
-    return [*table(headers, rows, width, right=headers), *named, _verdict(wire, others)]
-
-
-def node_lines(nodes: Sequence[NodeRates], width: int = 0) -> list[str]:
-    """Return the rates of each node as a table within ``width`` columns, and what is slow there.
-
-    Slow nodes come first; of more than `_MOST_NODES` the others are left out. One node has none.
-    """
-    if len(nodes) < 2:
-        return []
-    slow: dict[str, list[str]] = {one.node: [] for one in nodes}
-    for what in ("write", "read", "network"):
-        for one, is_slow in zip(nodes, far_below([getattr(n, what) for n in nodes]), strict=True):
-            slow[one.node] += [what] if is_slow else []
-    ordered = sorted(nodes, key=lambda one: not slow[one.node])
-    shown = ordered[: max(_MOST_NODES, sum(map(bool, slow.values())))]
-    headers = ("NODE", "WRITE", "READ", "NETWORK", "SLOW")
-    rows = [
-        (one.node, *map(rate_text, (one.write, one.read, one.network)), ", ".join(slow[one.node]))
-        for one in shown
-    ]
-    left = len(nodes) - len(shown)
-    more = [f"{left} more {'node' if left == 1 else 'nodes'}, not slow"] if left else []
-    return [*table(headers, rows, width, right=headers[1:4]), *more]
-
-
-#: What a rate of a disk or of the source is of.
-_RATES = {
-    "write": "disk, written and synced, slowest on",
-    "read": "disk, read without the page cache, slowest on",
-    "source": "source, one stream, read on",
-}
-
-
-def _verdict(wire: Sequence[Rate], others: Sequence[Rate]) -> str:
-    """Return which part is the slowest."""
-    largest = max(rate.size for rate in wire)
-    speeds = {"the network": max(rate.speed for rate in wire if rate.size == largest)}
-    names = {"write": "the disk", "source": "the source"}
-    speeds |= {names[rate.what]: rate.speed for rate in others if rate.what in names}
-    slowest = min(speeds, key=speeds.__getitem__)
-    return f"the slowest part is {slowest}: {_speed(speeds[slowest])} a node"
-
-
-def _speed(rate: float) -> str:
-    """Return a rate in decimal units, as vendors of networks and disks use them."""
-    return f"{rate / 1e9:.2f} GB/s"
 
 
 def _origin(item: ItemReport) -> str:

@@ -22,14 +22,13 @@ from stager.base.outcome import (
     total,
 )
 from stager.base.text import bytes_text, seconds_text
+from stager.cli.bench import node_lines, rate_lines
 from stager.cli.render import (
     SoFar,
     failure_lines,
-    node_lines,
     phase_line,
     print_outcome,
     progress_line,
-    rate_lines,
     summary,
 )
 
