@@ -14,13 +14,11 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stager.base.errors import LaunchError
 from stager.base.interfaces import is_address, is_loopback, name_here
-from stager.launch import schedulers
 from stager.launch.environment import RANK, rank_environment
 from stager.launch.job import search_path
 from stager.launch.mpi import ABI, installed_abis
@@ -205,8 +203,7 @@ _VERSIONS = (
 _REMEDY = "name one in stage.toml (mpiexec in [launch])"
 
 
-@dataclass(frozen=True, slots=True)
-class Mpiexec:
+class Mpiexec(NamedTuple):
     """An mpiexec: its path, the kind of MPI library whose ranks it starts, and its name."""
 
     path: str
@@ -297,8 +294,7 @@ _TMPDIR = "TMPDIR"
 _ON_HOSTS = "STAGE_ON_HOSTS"
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(NamedTuple):
     """Ranks that are to be started, one on each of the ``hosts``."""
 
     hosts: Hosts
@@ -317,8 +313,7 @@ class Ranks:
         return {**kept, _ON_HOSTS: "1"}
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """What starts the ranks. ``agent`` asks hosts; empty if the launcher sees to it itself."""
 
     argv: list[str]
@@ -386,7 +381,9 @@ def launch_by_flux(ranks: Ranks) -> Iterator[Launch]:
             "flux is in none of the folders of PATH; add its folder, or name the nodes by --hosts",
             os.uname().nodename,
         )
+    from stager.launch.schedulers import flux_command  # needed within Flux only
+
     of_ranks = ranks.variables(ranks.policy)
     names = [name for name in of_ranks if name != "PATH"]
-    argv = schedulers.flux_command(path, ranks.hosts, names, ranks.library)
+    argv = flux_command(path, ranks.hosts, names, ranks.library)
     yield Launch(argv, {**of_ranks, **ranks.hosts.variables}, "flux run", ())

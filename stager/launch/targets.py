@@ -24,9 +24,7 @@ from stager.launch.health import Paces, Pulses
 from stager.launch.job import FOLDERS, find_srun
 from stager.launch.mpi import library_for, peer_key, settle
 from stager.launch.run import SHORT, USUAL, NotStartedError, run, with_evictions
-from stager.launch.schedulers import choose, find_line, read_text, wait_for_first
 from stager.launch.srun import HELLO_RANKS, hello_argv, srun_argv
-from stager.launch.tolerate import run_tolerantly, tolerated
 from stager.request.grammar import parse_value
 from stager.request.items import StageRequest, Work
 from stager.request.names import Names, absolute, current_folder, letters_at_submission, letters_of
@@ -105,6 +103,8 @@ class JobNodes:
         """
         if not text and not self.rules.launch.tolerate.number:
             return None
+        from stager.launch.tolerate import tolerated  # few jobs tolerate a failed node
+
         return tolerated(text, self.rules, self.context.node_count)
 
     def run(
@@ -121,6 +121,8 @@ class JobNodes:
         on_event({"event": "launch", "mpi": rules.launch.mpi})
         if tolerance is None:
             return with_evictions(partial(self._start, request, rules, srun, on_event))
+        from stager.launch.tolerate import run_tolerantly  # few jobs do
+
         return run_tolerantly(
             self.context, request, tolerance, srun, partial(self._start, rules=rules, srun=srun),
             on_event,
@@ -189,6 +191,7 @@ class HostNodes:
     def run(self, request: StageRequest, on_event: OnEvent) -> Outcome:
         """Do what `Nodes` says on these hosts; the first process of a line stages for all."""
         from stager.launch import mpiexec  # needed without Slurm only
+        from stager.launch.schedulers import wait_for_first
 
         _refuse_root("stage as an ordinary user")
         if self.line and not (request.dry_run or request.bench):
@@ -331,18 +334,17 @@ def find_nodes(
         return JobNodes.find(config, job_id)
     if local and (hosts or file or launcher):
         raise UsageError("--local simulates nodes: remove --hosts, --hostfile and --launcher")
-    by, found = (
-        ("", None)
-        if local
-        else choose(os.environ, read_text, hosts=hosts, file=file, launcher=launcher or "")
-    )
-    if not (local or found):
-        return JobNodes.find(config)
     from stager.request.policy import load_here  # takes a while, as it imports pydantic
 
-    rules = load_here(config, os.environ, simulated=bool(local))
-    if not found:
+    if local:
+        rules = load_here(config, os.environ, simulated=True)
         return SimulatedNodes(rules, local, absolute(str(local_root or _LOCAL_ROOT)))
+    from stager.launch.schedulers import choose, find_line, read_text  # needed without Slurm only
+
+    by, found = choose(os.environ, read_text, hosts=hosts, file=file, launcher=launcher or "")
+    if not found:
+        return JobNodes.find(config)
+    rules = load_here(config, os.environ)
     line = find_line(os.environ, found.names, values)
     return HostNodes(rules, by, found, rules.launch.wait if wait is None else wait, line)
 
@@ -367,8 +369,8 @@ def stage(
     names = replace(names, folder=current_folder(), letters={**nodes.letters, **names.letters})
     directives = [directive for text in texts for directive in parse_value(text, names)]
     items = resolve(read_url_files(directives, os.environ), nodes.rules)
-    work = Work.PLAN if dry_run else Work.STAGE
-    return nodes.run(build_request(items, nodes.rules, work), on_event)
+    request = build_request(items, nodes.rules, Work.PLAN if dry_run else Work.STAGE)
+    return nodes.run(request, on_event)
 
 
 #: Seconds in which both ranks must start, and then answer. A stage's may take longer, since there

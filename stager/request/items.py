@@ -25,13 +25,14 @@ from stager.base.options import (
 )
 from stager.base.paths import SHARD_LIST
 from stager.base.rules import Amount, amount_of
-from stager.source.description import Selection
 from stager.source.endpoints import DEFAULT_REMOTE, RemoteSettings
 from stager.source.schemes import Scheme, cache_name, name_of
 from stager.wire.layout import DEFAULT_SETTINGS, KEY_SIZE, Algorithm, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from stager.source.description import Selection
 
 T = TypeVar("T")
 
@@ -112,6 +113,8 @@ class StageItem:
     @property
     def selection(self) -> Selection:
         """What is staged of a folder."""
+        from stager.source.description import Selection  # the launcher does without
+
         options = self.options
         return Selection(
             options.include,

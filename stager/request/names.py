@@ -46,10 +46,10 @@ SPELLINGS = {
 #: Those of sbatch that are not the same on all nodes, for all tasks, or in one form.
 _OTHERS = "NntsJb"
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
-_LETTER = re.compile(rf"%([{''.join(LETTERS)}{_OTHERS}%])")
-#: What a shell fills in, and nobody else.
-_SHELL = re.compile(r"(\$[0-9@*({])")
-_NAME = re.compile(rf"{_VARIABLE.pattern}|{_LETTER.pattern}|{_SHELL.pattern}", re.ASCII)
+#: The last are what a shell fills in, and nobody else.
+_NAME = re.compile(
+    rf"{_VARIABLE.pattern}|%([{''.join(LETTERS)}{_OTHERS}%])|(\$[0-9@*({{])", re.ASCII
+)
 #: What does not reach the helper, as it would run by it: may_be_named in gate.c.
 _NOT_PASSED_ON = re.compile(r"(?:LD_|PYTHON|OMPI_|PMIX_|SLURM_SPANK_|STAGE_)\w*|PATH")
 _CONTROL = re.compile(r"[\0-\x1f\x7f]")
