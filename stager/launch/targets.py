@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from stager.base import linux
 from stager.base.errors import HOSTS_REMEDY, LaunchError, PolicyRefusal, UsageError
 from stager.base.interfaces import name_here
-from stager.base.paths import SITE_CONFIG
+from stager.base.paths import SITE_CONFIG, SLURM
 from stager.fs.files import name_of, who_could_replace
 from stager.launch import job
 from stager.launch.credentials import read_url_files, with_stores
@@ -328,10 +328,8 @@ def find_nodes(
     what is to be staged there. Raise UsageError, PolicyRefusal, LaunchError.
     """
     file = str(hostfile or "")
-    if job_id:
-        if local or hosts or file or launcher:
-            raise UsageError("use only one of --job, --hosts, --hostfile, --launcher and --local")
-        return JobNodes.find(config, job_id)
+    if job_id and (local or hosts or file or launcher):
+        raise UsageError("use only one of --job, --hosts, --hostfile, --launcher and --local")
     if local and (hosts or file or launcher):
         raise UsageError("--local simulates nodes: remove --hosts, --hostfile and --launcher")
     from stager.request.policy import load_here  # takes a while, as it imports pydantic
@@ -341,12 +339,13 @@ def find_nodes(
         return SimulatedNodes(rules, local, absolute(str(local_root or _LOCAL_ROOT)))
     from stager.launch.schedulers import choose, find_line, read_text  # needed without Slurm only
 
-    by, found = choose(os.environ, read_text, hosts=hosts, file=file, launcher=launcher or "")
-    if not found:
-        return JobNodes.find(config)
-    rules = load_here(config, os.environ)
-    line = find_line(os.environ, found.names, values)
-    return HostNodes(rules, by, found, rules.launch.wait if wait is None else wait, line)
+    launcher = SLURM if job_id else launcher or ""
+    by, found = choose(os.environ, read_text, hosts=hosts, file=file, launcher=launcher)
+    if found:
+        rules = load_here(config, os.environ)
+        line = find_line(os.environ, found.names, values)
+        return HostNodes(rules, by, found, rules.launch.wait if wait is None else wait, line)
+    return JobNodes.find(config, job_id)
 
 
 def stage(

@@ -171,8 +171,8 @@ def _directive(piece: Piece, names: Names) -> Directive:
     destination, *options = rest.split(OPTION)
     _check_source(source)
     _check_destination(destination)
-    path = names.source(source)
-    filled = _filled_destination(destination, names)
+    path, filled = names.source(source), names.destination(destination)
+    _check_filled(destination, filled)
     chosen = _Chosen()
     for option in options:
         chosen.read(option)
@@ -228,13 +228,11 @@ def _check_destination(destination: Piece) -> None:
         raise destination.fault(problem, found.start())
 
 
-def _filled_destination(destination: Piece, names: Names) -> str:
-    path = names.destination(destination)
+def _check_filled(destination: Piece, path: str) -> None:
     if not path.startswith("/"):
         raise destination.fault("the destination must begin with '/' or a variable of the site")
     if ".." in path.split("/"):
         raise destination.fault("'..' is not allowed in a destination")
-    return path
 
 
 def _check_url(source: Piece, path: str) -> None:
