@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import chain
 from os.path import basename, dirname, normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def add_menu(_: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
         _, *parts = re.split(r"^\*\*(.+)\*\*$", source[0], flags=re.MULTILINE)
         listed = [linked(page, text) for text in parts[1::2]]
-        rest = [one for one in OTHERS[1:] if one not in sum(listed, [])]
+        rest = [one for one in OTHERS[1:] if one not in chain.from_iterable(listed)]
         source[0] += menu("", [OTHERS[0]])
         source[0] += "".join(map(menu, [*parts[::2], "The project"], [*listed, rest]))
     elif page.startswith(DOCS) and basename(page) == "README":

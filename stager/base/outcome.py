@@ -156,7 +156,7 @@ class ItemReport:
     #: Requests to a store that had to be repeated.
     retries: int = 0
     #: How it was made of what the nodes' stores keep, there where it was made: ``reflink``, ``hard
-    #: link``, ``copy`` or ``symbolic link``.
+    #: link``, ``copy`` or ``symbolic link``. A dry run adds why there is no better one.
     ways: list[str] = field(default_factory=list)
 
 

@@ -34,20 +34,12 @@ class Way(StrEnum):
     LINK = "symbolic link"
 
 
-def way_between(store: str, folder: str) -> Way:
-    """Return the best way for files from ``store`` to ``folder``, by a trial that leaves nothing.
+def way_between(store: str, folder: str) -> tuple[Way, str]:
+    """Return the best way for files from ``store`` to ``folder``, and in few words why no better.
 
-    Both are folders of partial files of this user. Raise OSError if no file can be made there.
+    It is found by a trial that leaves nothing. Both are folders of partial files of this user.
+    Raise OSError if no file can be made there.
     """
-    return _tried(store, folder)[0]
-
-
-def why(store: str, folder: str) -> str:
-    """Return in few words why `way_between` these is no better one; empty for a reflink."""
-    return _tried(store, folder)[1]
-
-
-def _tried(store: str, folder: str) -> tuple[Way, str]:
     with closing(UnnamedFile(store)) as source, closing(UnnamedFile(folder)) as target:
         one, other = source.descriptor, target.descriptor
         try:  # with empty files, as a full disk has no block left

@@ -305,7 +305,7 @@ def _store(path: str, job_roots: Iterable[str]) -> StoreFacts:
 
 def _way(store: str, folder: str) -> str:
     """Return how a copy in ``folder`` is made of one of the store, and why. Raise OSError."""
-    way, reason = clone.way_between(store, folder), clone.why(store, folder)
+    way, reason = clone.way_between(store, folder)
     return f"{way} ({reason})" if reason else f"{way}"
 
 

@@ -137,11 +137,12 @@ def view_report(
     """Return the report of a view, from that of the entry that it is made of."""
     made = [surveys[rank] for rank in task.plan.receivers]
     notes = [*_fates(made, dry_run=dry_run), *report.notes]
+    ways = {f"{one.way} ({one.why})" if dry_run and one.why else one.way for one in made}
     remarks = (*_open_notes(surveys), task.source.environment_note)
     notes += [Note(NoteKind.REMARK, text) for text in remarks if text]
     return replace(
         report, source=task.item.source, destination=task.item.destination,
-        shard_list=task.item.shard_list, ways=sorted({one.way for one in made}), notes=notes,
+        shard_list=task.item.shard_list, ways=sorted(ways), notes=notes,
     )  # fmt: skip
 
 

@@ -318,18 +318,19 @@ class Surveyor:
         self._note_uses_here([one for one in items if self._is_noted_before(one)])
         self._jobs.clear()
         return [
-            replace(self._survey_item(part, one), way=self._way(one, part))
+            self._with_way(self._survey_item(part, one), one, part)
             for one in items
             for part in one.parts
         ]
 
-    def _way(self, one: SourcedItem, part: SourcedItem) -> str:
-        """Return how a view is made here of its entry; nothing for what is no view."""
+    def _with_way(self, found: Survey, one: SourcedItem, part: SourcedItem) -> Survey:
+        """Return the survey of a part with how it is made of its entry, if it is a view."""
         if part is one:
-            return ""
+            return found
         from stager.rank.view import way_of  # not needed without a store
 
-        return way_of(part.item, one.cache, part.cache)
+        way, why = way_of(part.item, one.cache, part.cache)
+        return replace(found, way=way, why=why)
 
     def _is_noted_before(self, one: SourcedItem) -> bool:
         """Whether the use of an item is noted before what is there is looked at.

@@ -59,21 +59,20 @@ if TYPE_CHECKING:
 _MOST_NAMES = 60_000
 
 
-def way_of(item: StageItem, store: Cache, cache: Cache) -> Way:
-    """Return how a file of the ``store`` becomes one of ``item``, in its ``cache``.
+def way_of(item: StageItem, store: Cache, cache: Cache) -> tuple[Way, str]:
+    """Return how a file of the ``store`` becomes one of ``item``, in its ``cache``, and why so.
 
-    Raise DestinationError or SpaceError.
+    That is empty for a reflink, and where the item's options say it. Raise DestinationError or
+    SpaceError.
     """
-    if item.options.via is Via.LINK:
-        return Way.LINK
-    if item.options.via is Via.COPY:
-        return Way.COPY
+    if item.options.via is not Via.AUTO:
+        return (Way.LINK if item.options.via is Via.LINK else Way.COPY), ""
     folders = [existing_folder_above(f"{one.partial}/") for one in (store, cache)]
     with stage_errors(folders[1]):
-        way = clone.way_between(*folders)
-    # Another name has the same permissions.
-    is_alone = item.options.share is Share.NONE
-    return way if is_alone or way is not Way.HARD_LINK else Way.COPY
+        way, why = clone.way_between(*folders)
+    if way is Way.HARD_LINK and item.options.share is not Share.NONE:
+        return Way.COPY, "another name has the same permissions"
+    return way, why
 
 
 def survey_link(

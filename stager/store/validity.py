@@ -143,7 +143,9 @@ class Survey:
     #: Who else could replace the copy, and by which folder, as the user is told.
     open_to: str = ""
     #: How a view of the node's store is made there: a `fs.clone.Way`; empty for what is no view.
+    #: And why it is made in no better way.
     way: str = ""
+    why: str = ""
 
     @property
     def current(self) -> bool:

@@ -28,7 +28,9 @@ _COMMANDS = (_STAGE, _STAGE, "stagectl status --by file --local-root stage-nodes
 _COLUMN, _LINE, _SIZE, _MARGIN = 8.4, 20, 14, 16
 _FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 _BACKGROUND, _PLAIN, _TYPED = "#0d1117", "#c9d1d9", "#ffffff"
-_COLOURS = {"white": _TYPED, "cyan": "#39c5cf", "green": "#3fb950", "brown": "#d29922", "red": "#ff7b72"}
+_COLOURS = {
+    "white": _TYPED, "cyan": "#39c5cf", "green": "#3fb950", "brown": "#d29922", "red": "#ff7b72",
+}  # fmt: skip
 _PROMPT = Piece("$ ", "green")
 
 

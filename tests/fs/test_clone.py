@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.fs.clone import Way, fill, link, way_between, why
+from stager.fs.clone import Way, fill, link, way_between
 from stager.fs.reader import data_extents
 from tests.support.disks import bound, btrfs, ext4, tmpfs, xfs
 from tests.support.nightly import repeated
@@ -50,7 +50,7 @@ class Place:
 
     def way(self) -> tuple[Way, str]:
         between = str(self.store), str(self.folder)
-        return way_between(*between), why(*between)
+        return way_between(*between)
 
     def write(self) -> bytes:
         with self.source.open("wb") as file:
