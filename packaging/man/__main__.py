@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from man.pages import SECTIONS, make_page
+from man.pages import PAGES, make_page
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         sys.exit("usage: python -m man FOLDER")
     seconds = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     date = datetime.fromtimestamp(seconds, UTC).date().isoformat()
-    for name in SECTIONS:
+    for name in PAGES:
         path = Path(sys.argv[1], f"man{name[-1]}", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(make_page(name, date), "utf-8")

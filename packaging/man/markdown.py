@@ -1,4 +1,4 @@
-"""Turn sections of a Markdown document into parts of a manual page."""
+"""Turn a Markdown document into parts of a manual page."""
 
 from __future__ import annotations
 
@@ -16,21 +16,10 @@ if TYPE_CHECKING:
     from man.roff import Page
 
 
-def read_sections(path: Path) -> dict[str, list[SyntaxTreeNode]]:
-    """Return what stands beneath each heading of level 2; the key of what precedes them is empty.
-
-    The title of the document is left out.
-    """
+def read(path: Path) -> list[SyntaxTreeNode]:
+    """Return what a document has below its title."""
     tree = SyntaxTreeNode(MarkdownIt("commonmark").enable("table").parse(path.read_text("utf-8")))
-    sections: dict[str, list[SyntaxTreeNode]] = {"": []}
-    title = ""
-    for node in tree.children:
-        if node.tag == "h2":
-            title = node.children[0].content
-            sections[title] = []
-        elif node.tag != "h1":
-            sections[title].append(node)
-    return sections
+    return [node for node in tree.children if node.tag != "h1"]
 
 
 def add(page: Page, nodes: Iterable[SyntaxTreeNode]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from inspect import cleandoc
 from pathlib import Path
@@ -80,9 +82,9 @@ def _codes() -> str:
 
 
 _STAGECTL = """
-    `stagectl COMMAND -h` is a short help, `stagectl COMMAND --help` the whole one. In bash, zsh and
-    fish, Tab completes commands, options, nodes, copies and SRC:DST. What SRC:DST may be is in
-    [directives](directives.md), what an exit code means in [exit codes](exit-codes.md).
+    `stagectl COMMAND -h` is a short help with all options of a command, `--help` a full one. In
+    bash, zsh and fish, Tab completes commands, options, nodes, copies and SRC:DST. See also
+    [directives](directives.md) and [exit codes](exit-codes.md).
     """
 
 
@@ -103,29 +105,23 @@ def _stagectl() -> str:
     parts += [_table(several), _paragraphs(next(TOPICS["nodes"][1]()).text)]
     for name, within in contexts.items():
         own = [record for record in records[name].items() if record not in several]
-        shared = [names for names, text in records[name].items() if (names, text) in several]
         usage = " ".join(within.command.collect_usage_pieces(within))
         parts += [f"## stagectl {name}", f"```\n{within.command_path} {usage}\n```"]
         parts += [_paragraphs(within.command.help or ""), _table(own)]
-        if named := [f"`{_name(names)}`" for names in shared if _name(names) not in _EVERYWHERE]:
-            parts.append(_filled(f"Also {', '.join(named)}."))
     return _page("stagectl", *parts)
 
 
-#: What every command has, and what nearly every command has.
+#: How click names the numbers that an option takes, behind its text.
+_RANGE = re.compile(r"\[(\d+<=x<=\d+|x>=\d+)\]")
+#: What every command has.
 _HELP = ("-h", "--help")
-_EVERYWHERE = ("--config", "--json")
-
-
-def _name(names: str) -> str:
-    return names.split()[0].rstrip(",") if not names.startswith("-w") else "--nodes"
 
 
 def _records(context: click.Context) -> Iterator[tuple[str, str]]:
     for option in context.command.get_params(context):
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if record and record[0] not in _HELP:
-            yield record[0], " ".join(record[1].split())
+            yield record[0], " ".join(_RANGE.sub("", record[1]).split())
 
 
 _JSON = """
@@ -163,12 +159,10 @@ def _shown(value: Any, indent: int) -> str:
 
 
 _METRICS = """
-    `metrics.textfile` in stage.toml names a file for node_exporter's textfile collector. It is
-    replaced in one step after each job that staged. Stages whose ranks did not start, or were lost,
-    are not counted. A failed stage counts on each node of its job.
-
-    A user's copies are counted when a job of that user that staged ends, when `headroom` looks for
-    copies to remove, and after a boot.
+    `metrics.textfile` in stage.toml names the file, which is replaced after each job that staged. A
+    failed stage counts on each node of its job, but not if its ranks did not start. A user's copies
+    are counted when a job of that user that staged ends, when `headroom` looks for copies to
+    remove, and after a boot.
     """
 
 
@@ -182,9 +176,8 @@ def _metrics() -> str:
 
 
 _INDEX = """
-    These pages are made from the code by `make reference`. `man slurm-stage`, `man stagectl`,
-    `man stage.toml` and `man spank_stage` have the same, and `stagectl help NAME` explains a
-    command, option, code or key.
+    These pages are made from the code by `make reference`. `man slurm-stage` and `man stagectl`
+    have the same, and `stagectl help NAME` explains a command, option, code or key.
     """
 _ABOUT = {
     "directives.md": "SRC:DST, names in paths, and all options",
@@ -235,3 +228,17 @@ def _comment(text: str) -> str:
         plain, _COLUMNS, initial_indent="# ", subsequent_indent="# ",
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+
+
+def write(*, check: bool) -> int:
+    """Write all files that differ from the code; with ``check``, name them and return 1."""
+    texts = {FOLDER / name: make() for name, make in PAGES.items()} | {TEMPLATE: template()}
+    different = {
+        path: text for path, text in texts.items() if not path.exists() or path.read_text() != text
+    }
+    for path, text in different.items():
+        if check:
+            sys.stderr.write(f"{path} is not what the code says: run make reference\n")
+        else:
+            path.write_text(text)
+    return int(check and bool(different))

@@ -173,9 +173,9 @@ class Options:
         "": "delete files of yours that are in the way at DST, or were changed there",
     })  # fmt: skip
     via: Via = field(default=Via.AUTO, metadata={
-        "=auto": "in a job's own folder, make DST of the store's copy with the least room",
-        "=link": "in a job's own folder, link DST to the copy in the node's store",
-        "=copy": "in a job's own folder, make DST a copy of its own",
+        "=auto": "with a store: make DST of its copy with the least room",
+        "=link": "with a store: make DST a symbolic link to its copy",
+        "=copy": "with a store: make DST a copy of its own",
     })  # fmt: skip
     #: The job's tasks find the path of the copy in the variable ``STAGE_NAME``; empty for none.
     name: str = field(default="", metadata={

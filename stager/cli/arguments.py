@@ -44,7 +44,7 @@ def _read(path: str, lines_of: Callable[[Iterable[str]], Iterable[str]]) -> list
 user_option: Callable[[Any], Any] = click.option(
     "--user",
     metavar="NAME",
-    help="For root: use the copies of this user, a name or a uid, instead of your own.",
+    help="For root: use the copies of this user instead of your own.",
 )
 
 

@@ -61,10 +61,9 @@ _MOST_NODES = 16
 def bench(source: str, root: str, size: int, run: RunOptions, as_json: bool) -> int:
     """Measure the network, the disks and the source of this job's nodes.
 
-    Each is measured by itself, with the code that a stage uses. Staging cannot be faster than the
-    slowest of them, except if several nodes read a slow source. A node is marked as slow if it does
-    less than a third of what the others do. Nothing is staged, and the files that are written
-    are removed. Run it inside a job, with --hosts, or with --local.
+    Each is measured by itself, with the code that a stage uses: the slowest limits a stage. A node
+    is marked as slow if it does less than a third of what the others do. The files that are written
+    are removed.
     """
     if Scheme.of(source).is_url:
         raise UsageError(f"{showable(source)}: bench reads a file on shared storage, no URL")

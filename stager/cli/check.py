@@ -182,9 +182,8 @@ def check(
     Checks how they are written, and whether the site's configuration allows the destinations.
     A script that is empty, binary, without '#!' or has the line ends of Windows is an error.
     sbatch's other options are not checked.
-    Warnings name lines of a script that are ignored or cut. Without --quiet, they also name each
-    source that this machine does not see, or that is a file instead of a folder or the reverse.
-    Warnings do not change the exit code.
+    Warnings name lines of a script that are ignored or cut and, without --quiet, each source that
+    this machine does not see. They do not change the exit code.
     """
     if not values and not scripts and not tolerate:
         raise click.UsageError("Name what to check: SRC:DST, or a batch script by --script FILE.")

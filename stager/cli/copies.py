@@ -258,7 +258,7 @@ def pin(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int
     """Protect your copies at DST from eviction.
 
     Until you unpin them, they are not removed, whatever space is needed. Staging to DST still
-    replaces them. What a node's store keeps is named by its source, in place of DST.
+    replaces them.
     """
     return run_action(Pin, destinations, where, as_json=as_json)
 
@@ -273,8 +273,7 @@ def unpin(
 ) -> int:
     """Allow your copies at DST to be evicted again.
 
-    They are then kept or removed as any other copy. What a node's store keeps is named by its
-    source, in place of DST.
+    They are then kept or removed as any other copy.
     """
     return run_action(Unpin, destinations, where, as_json=as_json, user=whose(user))
 
@@ -286,10 +285,8 @@ def unpin(
 def verify(destinations: tuple[str, ...], where: NodeOptions, as_json: bool) -> int:
     """Read your copies again and compare them with their checksums.
 
-    Reads the copies at DST, or all of your copies. What a node's store keeps is named by its
-    source, in place of DST. If one is damaged or was changed, the exit code
-    is 7, and the message says what to do. Files that were added to a folder are named, but are no
-    fault of the copy.
+    Reads the copies at DST, or all of your copies. If one is damaged or was changed, the exit code
+    is 7, and the message says what to do. Files that were added to a folder are named, too.
     """
     return run_action(Verify, destinations, where, as_json=as_json)
 
@@ -306,16 +303,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     "--older",
     metavar="TIME",
     default="",
-    help="Delete copies that were not used for this time: 90m, 12h or 7d. Of files for all users, "
-    "only use by their own account counts.",
+    help="Delete copies that were not used for this time: 90m, 12h or 7d.",
 )
 @click.option(
     "--to-free",
     metavar="SIZE",
     default="",
     help="Delete copies until this much of each disk is free: 200G or 200GiB. Those with "
-    "lifetime=job go first, then the least recently used; none goes on a disk where all of them "
-    "would not free enough.",
+    "lifetime=job go first, then the least recently used; none goes where all would not do.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, without deleting it.")
 @user_option
@@ -329,8 +324,7 @@ def evict(
 
     Choose them by exactly one of DST, --older and --to-free. Copies that are pinned or used by a
     running job are kept; by DST, a job may delete what it alone uses. Files that you added or
-    changed there stay. The sources on shared storage are not touched. What a node's store keeps is
-    named by its source, in place of DST.
+    changed there stay.
     """
     if sum(map(bool, (destinations, older, to_free))) != 1:
         raise UsageError("choose what to evict by exactly one of DST, --older and --to-free")

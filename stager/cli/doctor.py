@@ -58,9 +58,8 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
     """Check that this site is set up for safe staging.
 
     Says of each setting of the site and its nodes whether it is ok, a problem, or worth a note,
-    and what to do. In a job, two ranks also try MPI. It says what your permissions do not let it
-    check; root sees everything, but does not try MPI. Ends with code 1 if there is a problem; else
-    with code 8 if something could not be checked; else with 0.
+    and what to do. In a job, two ranks also try MPI. Root sees everything, but does not try MPI.
+    Ends with code 1 if there is a problem; else with code 8 if something could not be checked.
     """
     from stager.request.policy import LOCAL  # neither the help nor completion needs pydantic
 

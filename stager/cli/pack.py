@@ -39,13 +39,11 @@ _PERIOD = 0.2
 def pack(folder: str, archive: str | None, as_json: bool) -> None:
     """Pack a folder of many files into one archive.
 
-    One large file is read from shared storage much faster than many small ones. The command
-    prints the --stage option for it, but not of a conda environment.
+    The command prints the --stage option for it, but not of a conda environment.
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
-    is staged as it is. Nothing is packed if ARCHIVE is up to date. A file there that was not packed
-    from FOLDER, or was changed since, is not replaced, unless it is empty. Only those can read
-    ARCHIVE who can read all of FOLDER.
+    is staged as it is. Nothing is packed if ARCHIVE is up to date, and no other file is replaced.
+    Only those can read ARCHIVE who can read all of FOLDER.
     """
     beside = f"{absolute(folder)}{SUFFIX}"
     path = archive or beside

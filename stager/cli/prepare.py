@@ -39,8 +39,7 @@ def prepare(where: NodeOptions, as_json: bool) -> int:
     """Make ready nodes on which root's part does not run.
 
     Root's part is slurm-stage's plugin for Slurm, or a prolog of the site. Where neither runs, this
-    makes the folders that staging needs beneath each staging root, as far as you may. It says what
-    it made, and what it could not.
+    makes the folders that staging needs beneath each staging root, as far as you may.
     """
     if where.local_root:
         raise UsageError("simulated nodes need nothing to be made ready; leave out --local-root")

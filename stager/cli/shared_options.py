@@ -143,8 +143,7 @@ run_options = _together(
     RunOptions,
     click.option(
         "--local", type=click.IntRange(0, 256), metavar="N", default=0,
-        help="Simulate N nodes on this machine; each has a folder as its disk. "
-        "0: use the nodes of the job.",
+        help="Simulate N nodes on this machine; each has a folder as its disk.",
     ),
     click.option(
         "--local-root", type=click.Path(path_type=Path),
@@ -162,8 +161,7 @@ run_options = _together(
     _launcher_option,
     click.option(
         "--wait", type=click.FloatRange(0, 86_400), metavar="S",
-        help="Without Slurm: wait so many seconds until all hosts answer; 0: ask none.  "
-        "[default: that of stage.toml, 30]",
+        help="Without Slurm: wait so many seconds until all hosts answer; 0: ask none.",
     ),
     config_option,
 )  # fmt: skip

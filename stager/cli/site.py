@@ -39,8 +39,7 @@ def site(config: Path, as_json: bool, markdown: bool) -> None:
     """Show where and what you may stage at this site.
 
     Shows the folders that DST may be in, the URLs that SRC may be, and the limits. It reads only
-    the site's configuration file, so it works on a login node too. `stagectl status` says how much
-    space is free on a node.
+    the site's configuration file, so it works on a login node too.
     """
     from stager.request import policy  # neither the help nor completion needs pydantic
 

@@ -39,7 +39,7 @@ def stage(values: tuple[str, ...], run: RunOptions, as_json: bool, verbose: bool
     another scheduler. With --local, try it on this machine alone.
 
     Where all nodes of dstack, of an Indexed Job of Kubernetes or of torchrun run the same line,
-    number 0 stages, and the others wait and end with its code.
+    number 0 stages, and the others wait for it.
     """
     return stage_values(values, run, as_json=as_json, verbose=verbose)
 
@@ -54,7 +54,7 @@ def plan(values: tuple[str, ...], run: RunOptions, as_json: bool) -> int:
     """Show what `stage` would do, without doing it.
 
     For each SRC:DST: the nodes that would get it, from where, and why. Copies that would be evicted
-    to make room are listed too. Run it inside a job, with --hosts, or with --local.
+    to make room are listed too.
     """
     return stage_values(values, run, dry_run=True, as_json=as_json)
 

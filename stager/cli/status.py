@@ -75,8 +75,8 @@ def status(
 ) -> int:
     """Show what is staged for you, and how much space is free.
 
-    Drained nodes are queried and marked. A node that does not answer within 10 s is reported. On a
-    terminal, long names and paths lose their middle; in a pipe they are whole.
+    A node that does not answer within 10 s is reported. On a terminal, long names and paths lose
+    their middle; in a pipe they are whole.
     """
     rules = where.rules()
     uid = whose(user)

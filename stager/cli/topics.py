@@ -48,7 +48,8 @@ _REQUEST = """
 _SRC = """
     A file or folder on storage that all nodes of the job share, or a URL that the site allows. A
     relative path begins where the job was submitted, `~/` in your home. `$NAME` at its beginning is
-    a variable of your environment there.
+    a variable of your environment there. A URL of `az:`, `s3:` or `gs:` that ends in `/` is the
+    folder of all that lies beneath.
     """
 _DST = """
     A path on each node's own disk, beneath a folder that the site allows. It begins with `/`, or
@@ -62,7 +63,7 @@ _NAMES = """
     """
 _CHARACTERS = r"""
     `:` separates before `/` and `$`, `,` before the name of an option, and `;` always. A `\` before
-    one of these, or before `$`, `%` or `\`, makes it part of the path.
+    one of these, `$`, `%` or `\` makes it part of the path.
 
     On a command line, put the value in single quotes. In an `#SBATCH` line, write each `\` twice,
     and put a value with blanks in double quotes. So the path `/my set;1` is written
@@ -75,10 +76,9 @@ _OF_SLURM = {
 }
 #: What each kind of URL names.
 _URLS: Mapping[Scheme, str] = {
-    Scheme.AZ: "an object of Azure's blobs; with a `/` at its end, all that lies beneath",
-    Scheme.S3: "an object of S3, also with `?versionId=ID`; with a `/` at its end, all that lies "
-    "beneath",
-    Scheme.GS: "an object of Google's storage; with a `/` at its end, all that lies beneath",
+    Scheme.AZ: "an object of Azure's blobs",
+    Scheme.S3: "an object of S3, also with `?versionId=ID`",
+    Scheme.GS: "an object of Google's storage",
     Scheme.HF: "a model of the Hugging Face Hub, or with `datasets/` before ORG a data set; "
     "REVISION is a branch, tag or commit, else `main`",
     Scheme.HTTPS: "a file of a web server; one with a secret is in a file of mode 600, `@/FILE`",
@@ -117,9 +117,8 @@ def _spellings(letter: str) -> str:
 
 
 _CODES = """
-    A job whose stage fails ends with one of these codes, `FAILED 4:0` in sacct; so does an srun
-    with `--stage`, and each command of `stagectl`. The message names the node, the path and what to
-    do.
+    A job whose stage fails ends with one of these codes, `FAILED 4:0` in sacct; so do an srun with
+    `--stage` and the commands of `stagectl`. The message names the node and what to do.
     """
 
 
@@ -134,8 +133,8 @@ _NODES = """
     in which they run, also in the shell of salloc; elsewhere on this node. `stage`, `plan` and
     `bench` start processes on the nodes of a job.
 
-    For root, `--job` goes over ssh, too. Without ssh, root runs
-    `salloc -w NODES --overcommit stagectl COMMAND`.
+    DST names a copy, or SRC one in the node's store. For root, `--job` goes over ssh, too. Without
+    ssh, root runs `salloc -w NODES --overcommit stagectl COMMAND`.
     """
 _OPTIONS_OF_NODES = {
     "--job ID": "the nodes of a running job of yours, by a step within it",
@@ -221,7 +220,7 @@ def _row(above: str, key: Key) -> tuple[str, str]:
 TOPICS: Mapping[str, tuple[str, Callable[[], Iterator[Section]]]] = {
     "directives": ("How to ask for a file: SRC:DST and its options.", _directives),
     "codes": ("What the exit codes mean, and what to do.", _codes),
-    "nodes": ("Which nodes a command acts on.", _nodes),
+    "nodes": ("Which nodes and copies a command acts on.", _nodes),
     "environment": ("Variables that are read and set.", _environment),
     "stage.toml": ("The site's configuration.", _stage_toml),
 }

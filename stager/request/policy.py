@@ -280,12 +280,12 @@ class Cache(_Section):
     Two stages of one user at the same time do not see each other's new copies.
     """
     headroom: DiskAmount = 0
-    """After a job, this much more than `keep_free` is made free, by removing the least
-    recently used copies of any user. 0: no copies are removed for another user.
+    """After a job, this much more than `keep_free` is made free, by removing the least recently
+    used copies of any user; 0: none is removed for another user.
     """
     store: Store = ""
-    """The folder on each node's own disk where copies are kept from which those in the folders of
-    single jobs are made, so that the next job skips; empty for none. Root's part makes it.
+    """A folder on each node's own disk that outlasts jobs, for copies of which those in the folders
+    of jobs are made; empty for none. Root's part makes it.
     """
     size: DiskAmount = 0
     """The most that the copies of all users take in `store`; 0 for no limit."""
@@ -299,12 +299,9 @@ class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
     srun: Annotated[str, AfterValidator(_possible_srun)] = "srun"
-    """The srun that starts the ranks, the MPI processes of which one runs on each node. If
-    Slurm is not in the system's folders, its path, such as `/opt/slurm/bin/srun`: scontrol,
-    sinfo and the like are looked for beside it.
-
-    A name is looked for in the system's folders and in that of the plugin's own Slurm;
-    `stagectl` of a user looks in `PATH` too.
+    """The srun that starts the ranks, the MPI processes of which one runs on each node. If Slurm
+    is not in the system's folders, its path, such as `/opt/slurm/bin/srun`: scontrol, sinfo and
+    the like are looked for beside it.
     """
     mpi: Annotated[str, Field(min_length=1)] = "auto"
     """What `srun --mpi` gets: one of `srun --mpi=list` that the MPI library supports. `auto`:
@@ -314,23 +311,15 @@ class Launch(_Section):
     start_timeout: Annotated[Seconds, Field(le=240)] = 120
     """Seconds in which the ranks must have started on all nodes, up to 240; else the job fails
     with code 8.
-
-    They are started again, up to twice, if Slurm refuses one without naming its node or loses
-    a connection, and once if all of them hang for 40 seconds.
     """
     authenticate: Annotated[bool, Field(strict=True)] = True
-    """Ranks accept TCP connections from ranks of the same stage only.
-
-    false is for nodes between which addresses are translated. Then let no two users share a
-    node.
+    """Ranks accept TCP connections from ranks of the same stage only. `false` is for nodes
+    between which addresses are translated; then let no two users share a node.
     """
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
-    """The network interface for MPI over TCP, such as `hsn0`, or its network, such as
-    `10.1.0.0/16`. The ranks watch each other over it. `auto`: MPI uses that of the node's name
-    and faster ones, and the ranks watch each other over the fastest network of all nodes.
-
-    A network can be named for Open MPI only. A node without the one that is named fails a
-    stage to several nodes with code 8.
+    """The network interface for MPI over TCP, such as `hsn0`, or with Open MPI its network, such
+    as `10.1.0.0/16`, which each node must have. The ranks watch each other over it. `auto`: MPI
+    uses that of the node's name and faster ones, and the ranks the fastest network of all nodes.
     """
     mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
     """Without Slurm: the mpiexec, of Open MPI or MPICH, that starts the ranks. It must be of
@@ -349,12 +338,12 @@ class Launch(_Section):
     tolerate_limit: Tolerated = Tolerance(50, is_percent=True)
     """The most nodes of a job that may fail, whatever the job asks for."""
     tolerate_slow: Annotated[float, BeforeValidator(_limit)] = 60
-    """Seconds that a node may cost the others whose disk writes less than a third of what
-    theirs do, before it is left out of a job that may lose it. From 5 on; 0 for no limit.
+    """Seconds that a node may cost the others whose disk writes less than a third of what theirs
+    do, before it leaves a job that tolerates that. From 5 on; 0 for no limit.
     """
     environment: Environment = Field(default_factory=dict)
     """More environment of the ranks, for the MPI library: `environment = { UCX_NET_DEVICES =
-    "mlx5_0:1" }`. They get none of the user's own MPI settings.
+    "mlx5_0:1" }`
     """
 
     @property
@@ -382,9 +371,9 @@ class Transfer(_Section):
     """Bytes of one message: 128 KiB to 1 GiB, a multiple of 4096."""
     # None, like 0 below, lets the ranks choose.
     memory: Memory = None
-    """Buffers on each node: 8 KiB to 64 GiB, but two chunks at least. `auto`: 16 MiB for up to
-    7 nodes, growing to 64 MiB for 16,384; for a URL what its requests take, up to 256 MiB. Try
-    `"256MiB"` if a disk or the shared storage pauses now and then.
+    """Buffers on each node: 8 KiB to 64 GiB, two chunks at least. `auto`: 16 MiB for up to 7
+    nodes, growing to 64 MiB for 16,384; for a URL up to 256 MiB. Try `"256MiB"` if a disk or the
+    shared storage pauses now and then.
     """
     algorithm: Algorithm = Algorithm.AUTO
     """The way of chunks between nodes: `chain` or `tree`, from node to node, `bcast` or
@@ -398,16 +387,15 @@ class Transfer(_Section):
     writers: Count = 0
     """Threads that write on each node: 1 to 64. What is unpacked is written by one."""
     direct: Annotated[bool, Field(strict=True)] = True
-    """Files are written without the page cache, where the filesystem supports it. That is
-    faster for large files; the job then reads them from the disk, not from memory. It does not
-    concern files of folders.
+    """Files are written without the page cache, where the filesystem supports it. That is faster
+    for large files; the job then reads them from the disk, not from memory.
     """
     stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
-    """Seconds that a stage may stand still, with no byte read, received or written on any
-    node, or without an answer of a node. Then the job fails with code 8 and the node's name.
-    From 5 on; 0 for no limit.
+    """Seconds that a stage may stand still, with no byte read, received or written on any node,
+    or without an answer of a node. Then the job fails with code 8 and the node's name. From 5
+    on; 0 for no limit.
 
-    A slow disk or source that moves, another job's lock and a suspended job are no stall.
+    Another job's lock and a suspended job are no stall.
     """
 
     @property
@@ -421,20 +409,17 @@ class SourceSection(_Section):
 
     allow: tuple[UrlStart, ...] = ()
     """What a URL must begin with to be staged, such as `["s3://", "az://ouraccount/",
-    "hf://ORG/", "https://data.site.org/"]`; empty: no URLs. For container images name the
-    registry, as `docker://registry.site.org/`; nodes need skopeo, umoci and mksquashfs.
+    "hf://ORG/", "https://data.site.org/"]`; empty: no URLs. For images name the registry, as
+    `docker://registry.site.org/`; nodes need skopeo, umoci and mksquashfs.
 
-    `http://` is allowed only where it is named, and nothing proves who answers there.
+    `http://` must be named, and nothing proves who answers there.
     """
     endpoints: tuple[Endpoint, ...] = ()
     """Endpoints besides the vendors' that a job's environment may name, such as
-    `["https://minio.site.org:9000"]`. That of `hf://` is https://huggingface.co.
+    `["https://minio.site.org:9000"]`.
     """
     requests: Annotated[int, Field(ge=1, le=64, strict=True)] = 8
-    """Requests that each reading node has under way at once: 1 to 64.
-
-    Each asks for 8 MiB, of several readers for 4 MiB, or for a chunk if that is larger.
-    """
+    """Requests that each reading node has under way at once: 1 to 64."""
     limit: Rate = 0
     """The most that all nodes of a job together read from stores, such as `"5GB/s"`, shared
     equally by the nodes that may read. From `"1MB/s"` on; 0 for no limit. Registries are not
@@ -442,9 +427,7 @@ class SourceSection(_Section):
     """
     patience: Annotated[Seconds, Field(le=3600)] = 60
     """Seconds for which a request is repeated while a store fails, up to 3600; then the job
-    fails with code 4.
-
-    With a store that does not answer at all it may take 20 seconds more.
+    fails with code 4. A store that does not answer takes 20 seconds more.
     """
     ca_file: RootOrNone = ""
     """A file on all nodes with the certificates of the site's own authorities; empty for none."""
@@ -493,8 +476,7 @@ class Report(_Section):
     """
     job_comment: Literal["all", "failed", "none"] = "failed"
     """The jobs whose comment says how their stage ended, behind a comment of the user's own:
-    `all`, `failed` or `none`. `scontrol show job` and `sacct -o Comment` show it. It takes two
-    requests to slurmctld for each of these jobs.
+    `all`, `failed` or `none`. It takes two requests to slurmctld for each of these jobs.
     """
 
 
@@ -503,10 +485,8 @@ class Metrics(_Section):
 
     textfile: RootOrNone = ""
     """A file for node_exporter's textfile collector, such as
-    `/var/lib/node_exporter/slurm_stage.prom`; empty for none. It is written after each job
-    that staged.
-
-    Its folder belongs to root on each node, and only root may write there.
+    `/var/lib/node_exporter/slurm_stage.prom`; empty for none. Its folder belongs to root, and
+    only root may write there.
     """
 
 
@@ -550,10 +530,8 @@ class Policy(_Section):
     true }]`
     """
     destinations: tuple[Pattern, ...] = ()
-    """The only folders beneath the roots where users may stage; empty: all roots.
-
-    Make them on each node, as root, before you name them: `mkdir -p -m 1777`. The first user
-    who stages to a missing one gets it as their own.
+    """The only folders beneath the roots where users may stage; empty: all roots. Make them on
+    each node, as root, before you name them: `mkdir -p -m 1777`.
     """
     variables: dict[Annotated[str, AfterValidator(_possible_variable)], Pattern] = Field(
         default_factory=dict
