@@ -109,7 +109,8 @@ class PolicyRefusal(StageError):
     title = "The site's rules forbid it."
     remedy = (
         "Choose a DST beneath one of the folders that `stagectl site` names. If the message names"
-        " stage.toml or plugstack.conf, tell the administrator."
+        " stage.toml or plugstack.conf, tell the administrator. A pinned copy goes after"
+        " `stagectl unpin`."
     )
 
 

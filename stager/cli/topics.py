@@ -47,8 +47,8 @@ _REQUEST = """
     """
 _SRC = """
     A file or folder on storage that all nodes of the job share, or a URL that the site allows. A
-    relative path begins where the job was submitted, `~/` in your home. `$NAME` at its beginning is
-    a variable of your environment there. A URL of `az:`, `s3:` or `gs:` that ends in `/` is the
+    relative path begins where the job was submitted, `~/` in your home. `$NAME` is a variable of
+    your environment there. A URL of `az:`, `s3:` or `gs:` that ends in `/` is the
     folder of all that lies beneath.
     """
 _DST = """
@@ -192,8 +192,9 @@ def _opened_by(scheme: Scheme) -> str:
 
 
 _FILE = """
-    The file is the same on all login and compute nodes, and all users can read it. A key stands
-    here with its default. Sizes are a number of bytes, or text such as `"50GB"` or `"2MiB"`.
+    The file is the same on all login and compute nodes, and all users can read it. Every key but
+    `roots` stands here with its default. Sizes are a number of bytes, or text such as `"50GB"` or
+    `"2MiB"`.
 
     An unknown key, or a value of the wrong form, is named when a job that stages is submitted or
     starts; that job ends with code 3.
@@ -213,7 +214,8 @@ def _stage_toml() -> Iterator[Section]:
 
 
 def _row(above: str, key: Key) -> tuple[str, str]:
-    return f"{above}{key.name} = {key.default}", " ".join(key.text)
+    term = f"{key.name} = {key.default}" if key.default else key.name
+    return f"{above}{term}", " ".join(key.text)
 
 
 #: What ``stagectl help`` explains besides commands: what it is, and how its sections are made.

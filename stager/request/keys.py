@@ -24,7 +24,7 @@ _MIB, _TIB = 1 << 20, 1 << 40
 class Key(NamedTuple):
     """A key, its value by default as it is written in the file, and the paragraphs about it.
 
-    The first paragraph says what the key is.
+    The first paragraph says what the key is. A key of a table in ``roots`` may have no default.
     """
 
     name: str
@@ -61,7 +61,8 @@ def tables() -> list[Table]:
 
 def place_keys() -> tuple[Key, ...]:
     """Return the keys of a table in ``roots``."""
-    return tuple(_keys(Place, Place(path="/nvme").model_dump(), _texts()))
+    first, *others = _keys(Place, Place(path="/nvme").model_dump(), _texts())
+    return first._replace(default=""), *others
 
 
 def _keys(

@@ -387,8 +387,8 @@ class Transfer(_Section):
     writers: Count = 0
     """Threads that write on each node: 1 to 64. What is unpacked is written by one."""
     direct: Annotated[bool, Field(strict=True)] = True
-    """Files are written without the page cache, where the filesystem supports it. That is faster
-    for large files; the job then reads them from the disk, not from memory.
+    """Single files are written without the page cache, where the filesystem supports it. That is
+    faster for large files; the job then reads them from the disk, not from memory.
     """
     stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
     """Seconds that a stage may stand still, with no byte read, received or written on any node,
