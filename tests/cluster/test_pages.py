@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cluster.site import PREFIX
-from tests.documents.pages import DOCS, blocks, said
+from tests.documents.pages import DOCS, NOT_RUN, blocks, said
 from tests.support.session import without_figures
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ SHOWN = (
     "README.md",
     *(f"{DOCS}/guide/{one}.md" for one in ("folders", "python", "archives", "dataset-parts")),
 )
+RUN = "guide/archives", "guide/python", "guide/interactive", "guide/space", "admin/check"
 BEFORE = """\
 mkdir -p /shared/data /shared/set
 for name in weights.pt data/a data/b set/part-00{0,1,2,3}.tar; do
@@ -88,3 +91,23 @@ def test_the_first_job_is_as_shown(site: Site) -> None:
             number, given = (text.split()[-1] for text in (output, *lines))
         else:
             assert [*map(without_figures, lines)] == without_figures(output).splitlines()
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_commands_of_a_page_end_well(site: Site, name: str) -> None:
+    """What a shell of salloc gets is given to salloc. The output is compared where there is one."""
+    site.run("mkdir -p /shared/alice/set /shared/alice/env /shared/alice/more")
+    site.run("for name in img.sqsh set/a env/a more/a; do echo x >/shared/alice/$name; done")
+    site.run("cat >job.sh", input="#!/bin/bash\nls /nvme/alice/*/a\n")
+    job = site.sbatch("sleep 1000", "--nodes=2", "--overcommit") if "interactive" in name else None
+    path, shell = {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}, ""
+    for command, output in said(f"{DOCS}/{name}.md"):
+        if command.startswith(NOT_RUN):
+            continue
+        typed = shell + command.replace("sbatch ", "sbatch --wait ").replace("200G", "1M")
+        shell = f"{command} " if command.startswith("salloc ") and "stagectl" not in command else ""
+        if not shell:
+            done = site.run(typed.replace("--job 17", f"--job {job and job.id}"), env=path)
+            assert done.stdout == output or not output
+    if job:
+        job.cancel()

@@ -68,6 +68,23 @@ OTHERS = {"SECURITY.md": 1600, "CONTRIBUTING.md": 450, "CHANGELOG.md": 800}
 #: Made from the code; the most words in all.
 REFERENCE, MOST_IN_REFERENCE = f"{DOCS}/reference", 5500
 
+#: Pages whose commands a test runs: in tests/documents, tests/cluster/test_pages.py, or
+#: tests/packaging/sites.py.
+RUN = {
+    f"{DOCS}/start/tutorial.md", f"{DOCS}/start/first-job.md", f"{DOCS}/start/admin-quick-start.md",
+    f"{DOCS}/guide/archives.md", f"{DOCS}/guide/dataset-parts.md", f"{DOCS}/guide/interactive.md",
+    f"{DOCS}/guide/python.md", f"{DOCS}/guide/space.md", f"{DOCS}/admin/check.md",
+    f"{DOCS}/admin/remove.md",
+}  # fmt: skip
+#: How commands begin that are as tests of their own give them, or need what no test has.
+NOT_RUN = (
+    "conda-pack ", "sbatch --stage=/shared/alice/env.tar.gz:", "skopeo login ", "sbatch -N64 ",
+    "stagectl stage --hosts ", "stagectl stage --verbose ", "srun -N2 --container-image",
+    "srun -N2 --stage=/shared/img.sqsh:/nvme/alice/ --container-image",
+    "packaging/install ", "PYTHON=", "PREFIX/", "apt -o ", "useradd ", "install -d ", "sudo -u ",
+    "stagectl status --user ", "stagectl evict --user ", "for uid in ",
+)  # fmt: skip
+
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`]*`")
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
@@ -128,11 +145,12 @@ class Said(NamedTuple):
     output: str
 
 
-def said(page: str) -> list[Said]:
-    """Return a page's commands: those of blocks without a language that begin with one."""
+def said(page: str, sign: str = "$") -> list[Said]:
+    """Return a page's commands: those of blocks without a language that begin with the sign."""
     texts = (block.text for block in blocks(page) if not block.info)
-    sessions = "".join(text for text in texts if text.startswith("$ "))
-    return [Said(*part.split("\n", 1)) for part in re.split(r"^\$ ", sessions, flags=re.M)[1:]]
+    sessions = "".join(text for text in texts if text.startswith(f"{sign} "))
+    parts = re.split(rf"^{re.escape(sign)} ", sessions, flags=re.MULTILINE)
+    return [Said(*part.split("\n", 1)) for part in parts[1:]]
 
 
 def codes(page: str) -> list[str]:

@@ -18,15 +18,18 @@ from tests.documents.pages import (
     DOCS,
     MOST,
     MOST_IN_REFERENCE,
+    NOT_RUN,
     OTHERS,
     REFERENCE,
     REPOSITORY,
+    RUN,
     blocks,
     codes,
     headings,
     links,
     pages,
     prose,
+    said,
     text_of,
     words,
 )
@@ -131,6 +134,13 @@ def test_the_messages_that_administrators_look_up_are_printed() -> None:
     for message in messages:
         for piece in re.split(r"…|\b\d+ s\b|/UID\b", message):
             assert piece in texts, message
+
+
+@pytest.mark.parametrize("page", sorted({*BUDGETS} - RUN))
+def test_a_command_that_is_not_run_is_known(page: str) -> None:
+    for sign in "$#":
+        for command, _ in said(page, sign):
+            assert command.startswith(NOT_RUN), command
 
 
 def test_pages_have_what_is_tried() -> None:
