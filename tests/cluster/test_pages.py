@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster import shapes
 from tests.cluster.site import PREFIX
 from tests.documents.pages import DOCS, NOT_RUN, blocks, said
 from tests.support.session import without_figures
@@ -73,6 +74,20 @@ def test_jobs_print_what_is_shown_below_their_directives(site: Site) -> None:
     (listed,) = (one for one in said(f"{DOCS}/guide/dataset-parts.md") if "head" in one.command)
     columns = re.compile(r"n[1-4]\t\d+\tpart-00[0-3]\.tar")
     assert all(map(columns.fullmatch, [*listed.output.splitlines(), *printed[-2:]]))
+
+
+def test_the_next_job_gets_its_copy_of_the_store(site: Site) -> None:
+    """On a site that gives each job a folder; how DST is made depends on the disk's filesystem."""
+    ((asked, shown),) = examples(f"{DOCS}/guide/paths-and-arrays.md")
+    site.run("python3 -m venv --without-pip /shared/env")
+    made = re.compile(r"alice\.\d+\.\d|\b(?:reflink|hard link|copy) (?=of the node's copy)")
+    with shapes.alliance(site) as shape:
+        site.write_policy(f'{shape.policy()}[cache]\nstore = "{shape.disk}"\n')
+        for _ in range(2):
+            job = site.sbatch("\n".join(["#!/bin/bash", "#SBATCH --nodes=4", *asked]))
+            job.wait()
+        printed = job.output().splitlines()
+    assert [made.sub("", alike(line)) for line in printed] == [made.sub("", alike(*shown))]
 
 
 def test_the_first_job_is_as_shown(site: Site) -> None:
