@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from stager.request import policy
+from stager.request.grammar import parse_value
+from stager.request.resolve import resolve
+from stager.request.script import sbatch_values
 from tests.support.desk import NO_CONFIG, call
+from tests.support.directives import NAMES
 from tests.support.stagectl import STAGECTL, Ran
 from tests.support.terminal import Terminal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Each key that users may ask for, with a value that is not its default.
 EVERYTHING = """\
@@ -142,6 +145,44 @@ def test_it_shows_how_to_name_the_folders_of_jobs_and_how_to_ask_for_them(tmp_pa
 def test_no_limit_of_the_user_is_shown_where_none_applies(tmp_path: Path) -> None:
     assert "your limit" not in site(tmp_path, 'roots = [{ path = "/local/%u" }]').out
     assert "of one job" not in site(tmp_path, 'roots = [{ path = "/local/%u" }]').out
+
+
+#: What a page is made from, and DST in its example, in a job that was restarted once.
+PAGES = {
+    "fixed-folder": ('roots = ["/nvme"]', "/nvme/alice/img.sqsh"),
+    "job-folder": (
+        """\
+roots = [{ path = "/localscratch/%u.%j.%r", hint = "--gres=localscratch:GB" }]
+[variables]
+SLURM_TMPDIR = "/localscratch/%u.%j.%r"
+[cache]
+store = "/localscratch"
+size = "200GiB"
+[source]
+allow = ["hf://", "s3://", "https://data.site.org/"]
+""",
+        "/localscratch/alice.17.1/img.sqsh",
+    ),
+    "private-tmp": ('roots = [{ path = "/tmp", private = true }]', "/tmp/img.sqsh"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_for_users_has_a_line_that_the_site_allows(name: str, tmp_path: Path) -> None:
+    text, destination = PAGES[name]
+    done = site(tmp_path, text, "--markdown")
+    assert done == Ran(0, (Path(__file__).parent / f"site/{name}.md").read_text(), "")
+    rules = policy.load(tmp_path / "stage.toml")
+    (value,) = sbatch_values(done.out.splitlines())
+    letters = {"u": "alice", "j": "17", "r": "1"}
+    names = replace(NAMES, letters=letters, variables=rules.variables)
+    (item,) = resolve(parse_value(value, names), rules.at(letters))
+    assert item.destination == destination
+
+
+def test_a_folder_is_itself_on_a_page(tmp_path: Path) -> None:
+    done = site(tmp_path, 'roots = ["/n_v|m*e"]', "--markdown")
+    assert "| DST beneath | /n\\_v\\|m\\*e |\n" in done.out
 
 
 def test_a_site_without_rules_ends_with_their_code(tmp_path: Path) -> None:
