@@ -36,9 +36,9 @@ def test_a_picture_has_each_command_and_its_lines_in_their_colours() -> None:
     step = Step("ls <a>", [[Piece("a & ", "default"), Piece("██", "cyan")], []])
     stretched = 'lengthAdjust="spacingAndGlyphs"'
     texts = (
-        f'x="16.0" y="30" textLength="16.8" {stretched} fill="#3fb950">$ ',
-        f'x="32.8" y="30" textLength="50.4" {stretched} fill="#c9d1d9">ls &lt;a&gt;',
-        f'x="16.0" y="50" textLength="33.6" {stretched} fill="#c9d1d9">a &amp; ',
+        f'x="16.0" y="30" textLength="16.8" {stretched} fill="#3fb950">$\xa0',
+        f'x="32.8" y="30" textLength="50.4" {stretched} fill="#ffffff">ls\xa0&lt;a&gt;',
+        f'x="16.0" y="50" textLength="33.6" {stretched} fill="#c9d1d9">a\xa0&amp;\xa0',
         f'x="49.6" y="50" textLength="16.8" {stretched} fill="#39c5cf">██',
     )
     prompt, typed, plain, bar = (f"<text {text}</text>" for text in texts)
