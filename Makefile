@@ -20,7 +20,7 @@
 #   make docs      the site, into build/docs
 #   make man       the manual pages, into build/man
 #   make reference  slurm-config/docs/reference and the template of stage.toml, from the code
-#   make pictures  the session in README, slurm-config/session.svg
+#   make pictures  those in README, from a session and from tests/bench/nodes.json
 #   make lock      renew the versions and hashes of the Python packages that it installs
 
 # A Python of 3.11 or later that can make an environment.
@@ -175,6 +175,7 @@ reference: .venv/.done
 
 pictures: .venv/.done
 	.venv/bin/python -m tests.documents.picture slurm-config/session.svg
+	.venv/bin/python -m tests.bench.nodes --svg slurm-config/docs/nodes.svg
 
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \

@@ -31,7 +31,7 @@ MB, MIB = 10**6, 1 << 20
 READ_AHEAD = 8192
 
 #: Of the plot, in pixels.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 48, 560, 40, 270
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 740, 320, 48, 560, 40, 270
 
 
 class Figures(TypedDict):
