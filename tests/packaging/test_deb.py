@@ -30,8 +30,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     download = f"--download={folder}/wheels"
     system = {"PYTHON": "/usr/bin/python3", "PATH": os.environ["PATH"], **index}
     subprocess.run([REPOSITORY / "packaging/install", download], check=True, env=system)
-    build = REPOSITORY / "packaging/deb/build"
-    offline: list[str | Path] = ["unshare", "--net", build, folder / "wheels", folder / "built"]
+    subprocess.run(["make", "--silent", "-C", REPOSITORY, "docs"], check=True, env=system)
+    given = [folder / "wheels", REPOSITORY / "build/docs", folder / "built"]
+    offline: list[str | Path] = ["unshare", "--net", REPOSITORY / "packaging/deb/build", *given]
     built = run(*offline, DPKG_DEB_COMPRESSOR_LEVEL="0").splitlines()
     assert [name.partition("_")[0] for name in built] == ["slurm-stage-plugin", "slurm-stage"]
     return folder / "built"
@@ -87,6 +88,18 @@ def test_manual_pages_and_completion_are_where_programs_look_for_them(packages: 
         ],
         "slurm-stage-plugin": ["man/man8/spank_stage.8.gz"],
     }  # fmt: skip
+
+
+def test_each_link_of_the_site_leads_to_a_file_of_the_package(
+    packages: Path, tmp_path: Path
+) -> None:
+    run("dpkg-deb", "--extract", package(packages, "slurm-stage"), tmp_path)
+    site = tmp_path / "usr/share/doc/slurm-stage/html"
+    pages = [*site.rglob("*.html")]
+    assert site / "index.html" in pages
+    for page in pages:
+        links = re.findall(r'(?:href|src|url)="?([^"#?:>]+)[#?"]', page.read_text())
+        assert [one for one in links if not (page.parent / one).is_file()] == [], page
 
 
 #: Run in a root that is this system. Prints what the packages do, and which files are not as in
