@@ -4,7 +4,8 @@
 document.addEventListener("DOMContentLoaded", () => {
   if (typeof Search === "undefined") return; // on no page but that of the search
   const { _parseQuery: parse, performTermsSearch: pagesWith } = Search;
-  Search._parseQuery = (text) => parse(text.replace(/\S*\/\S*/g, " ").trim() || text);
+  const ownNames = /\S*\/\S*|\b\w{1,2}\b/g; // short ones are those of nodes, or units
+  Search._parseQuery = (text) => parse(text.replace(ownNames, " ").trim() || text);
   Search.performTermsSearch = (words, excluded) => {
     if (words.size < 2) return pagesWith(words, excluded);
     const found = new Map();
