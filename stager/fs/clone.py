@@ -7,15 +7,12 @@ import fcntl
 import os
 from contextlib import closing, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from stager.base.extents import SMALLEST_HOLE, Extent
 from stager.base.mounts import mount_of
 from stager.base.telemetry import count
 from stager.fs.partial_file import UnnamedFile, fresh_name, give_name
 from stager.fs.reader import data_extents
-
-if TYPE_CHECKING:
-    from stager.base.extents import Extent
 
 #: Asks ioctl(2) to let one file share all blocks of another (linux/fs.h).
 FICLONE = 0x40049409
@@ -71,15 +68,19 @@ def way_between(store: str, folder: str) -> tuple[Way, str]:
 def fill(way: Way, source: int, target: int, size: int) -> Way:
     """Make the open empty file ``target`` equal to the ``size`` bytes of the open file ``source``.
 
-    Holes stay holes. Return how it was done: a REFLINK that the kernel refuses for this file is
-    made as a COPY, as any other way is. Raise OSError, with ENOSPC or EDQUOT where there is no room
-    for the whole file, if possible before a large one is copied.
+    Holes stay holes, unless they are smaller than SMALLEST_HOLE. Return how it was done: a REFLINK
+    that the kernel refuses for this file is made as a COPY, as any other way is. Raise OSError,
+    with ENOSPC or EDQUOT where there is no room for the whole file, if possible before a large one
+    is copied.
     """
     if way is Way.REFLINK:
         with suppress(OSError):  # if no copy can be made either, it tells why
             fcntl.ioctl(target, FICLONE, source)
             count()
             return way
+    if size <= SMALLEST_HOLE:
+        _copy(source, target, Extent(0, size))
+        return Way.COPY
     os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read further ahead
     os.ftruncate(target, size)
     extents = list(data_extents(source, size))
@@ -88,13 +89,14 @@ def fill(way: Way, source: int, target: int, size: int) -> Way:
             os.posix_fallocate(target, offset, length)
             count()
     for extent in extents:
+        os.lseek(target, extent.offset, os.SEEK_SET)
         _copy(source, target, extent)
     return Way.COPY
 
 
 def _copy(source: int, target: int, extent: Extent) -> None:
-    """Copy an extent within the kernel, which unlike copy_file_range(2) never shares its blocks."""
-    os.lseek(target, extent.offset, os.SEEK_SET)
+    """Copy an extent to where ``target`` is."""
+    # Not by copy_file_range(2), which shares blocks: who asks for a copy wants none of that.
     at = extent.offset
     while at < extent.end:
         done = os.sendfile(target, source, at, min(_BLOCK, extent.end - at))
