@@ -15,7 +15,6 @@ import socket
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.errors import LaunchError, UsageError
@@ -24,10 +23,7 @@ from stager.base.text import printable
 from stager.launch.by_pyslurm import ask_pyslurm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
-
-    Probe = Callable[[int], "JobContext | None"]
-    StateProbe = Callable[[str], dict[str, str]]
+    from collections.abc import Mapping, MutableMapping, Sequence
 
 #: The system's folders.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -149,14 +145,12 @@ class JobContext:
         return folder | nodes
 
 
-def find(
-    environment: Mapping[str, str], srun: str, probes: Sequence[Probe] | None = None
-) -> JobContext:
+def find(environment: Mapping[str, str], srun: str) -> JobContext:
     """Return the job in whose allocation this process runs.
 
     Raise UsageError outside of a job, LaunchError if its nodes cannot be found.
     """
-    return look_up(number(environment), environment, srun, probes)
+    return look_up(number(environment), environment, srun)
 
 
 def find_step(environment: Mapping[str, str], srun: str) -> JobContext:
@@ -234,19 +228,15 @@ def describe(job: int, environment: MutableMapping[str, str], srun: str) -> str:
     return ""
 
 
-def look_up(
-    job: int, environment: Mapping[str, str], srun: str, probes: Sequence[Probe] | None = None
-) -> JobContext:
+def look_up(job: int, environment: Mapping[str, str], srun: str) -> JobContext:
     """Return the job of that id, in which this process need not run.
 
     Raise LaunchError if its nodes cannot be found.
     """
     is_ours = environment.get("SLURM_JOB_ID") == str(job)
     found = _from_environment(job, environment) if is_ours else None
-    default = (_from_pyslurm, partial(_from_scontrol, srun=srun))
     try:
-        for probe in default if probes is None else probes:
-            found = found or probe(job)
+        found = found or _from_pyslurm(job) or _from_scontrol(job, srun)
     except TimeoutError:
         problem = f"Slurm has not answered within {_ANSWER_TIMEOUT} s which nodes job {job} has"
         raise LaunchError(f"{problem}; try again later") from None
@@ -258,19 +248,14 @@ def look_up(
     return found
 
 
-def node_states(
-    nodes: str, srun: str, probes: Sequence[StateProbe] | None = None
-) -> dict[str, str]:
+def node_states(nodes: str, srun: str) -> dict[str, str]:
     """Return the state of each of ``nodes`` as Slurm writes it: ``idle``, ``drained``, ``down*``.
 
     Nodes that Slurm does not know are left out; without Slurm there are none.
     """
-    states: dict[str, str] = {}
-    default = (_states_from_pyslurm, partial(_states_from_sinfo, srun=srun))
     with suppress(TimeoutError):  # what one does not learn in time, the next would not either
-        for probe in default if probes is None else probes:
-            states = states or probe(nodes)
-    return states
+        return _states_from_pyslurm(nodes) or _states_from_sinfo(nodes, srun)
+    return {}
 
 
 def is_away(state: str) -> bool:

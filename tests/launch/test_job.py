@@ -29,7 +29,6 @@ from stager.launch.job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 JOB = JobContext(job=17, nodes="n[1-4]", node_count=4)
@@ -43,33 +42,13 @@ OUTSIDE = (
 UNKNOWN = "Slurm does not know the nodes of job 17; check that it is running (scontrol show job 17)"
 
 
-class Asked:
-    """Makes probes, and records which of them was asked for which job."""
-
-    def __init__(self) -> None:
-        self.by_name: list[tuple[str, int]] = []
-
-    def probe(self, name: str, answer: JobContext | None) -> Callable[[int], JobContext | None]:
-        def ask(job: int) -> JobContext | None:
-            self.by_name.append((name, job))
-            return answer
-
-        return ask
-
-
-@pytest.fixture
-def asked() -> Asked:
-    return Asked()
-
-
 # From the environment
 
 
-def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(asked: Asked) -> None:
-    assert find(ENVIRONMENT, "srun", [asked.probe("first", None)]) == JOB
+def test_a_job_whose_nodes_are_in_the_environment_asks_nobody(programs: Path) -> None:
+    assert find(ENVIRONMENT, f"{programs}/srun") == JOB
     step = {**ENVIRONMENT, "SLURM_STEP_NODELIST": "n[1-4]"}
-    assert find(step, "srun", [asked.probe("first", None)]) == JOB
-    assert asked.by_name == []
+    assert find(step, f"{programs}/srun") == JOB
 
 
 def test_the_nodes_of_an_srun_are_those_of_its_step() -> None:
@@ -79,15 +58,11 @@ def test_the_nodes_of_an_srun_are_those_of_its_step() -> None:
 
 
 @pytest.mark.parametrize("job", [None, "", "x", "17.0", "-1", " 17"])
-def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) -> None:
+def test_a_process_outside_of_a_job_is_refused(job: str | None, programs: Path) -> None:
     environment = {} if job is None else {**ENVIRONMENT, "SLURM_JOB_ID": job}
     with pytest.raises(UsageError) as caught:
-        find(environment, "srun", [asked.probe("first", JOB)])
+        find(environment, f"{programs}/srun")
     assert str(caught.value) == OUTSIDE
-    assert asked.by_name == []
-
-
-# From the probes
 
 
 @pytest.mark.parametrize(
@@ -102,21 +77,11 @@ def test_a_process_outside_of_a_job_is_refused(job: str | None, asked: Asked) ->
     ],
     ids=str,
 )
-def test_probes_are_asked_in_order_until_one_knows(change: dict[str, str], asked: Asked) -> None:
-    probes = [asked.probe("first", None), asked.probe("second", JOB), asked.probe("third", None)]
-    assert find({**ENVIRONMENT, **change}, "srun", probes) == JOB
-    assert asked.by_name == [("first", 17), ("second", 17)]
-
-
-def test_a_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
-    with pytest.raises(LaunchError) as caught:
-        find(
-            {"SLURM_JOB_ID": "17"},
-            "srun",
-            [asked.probe("first", None), asked.probe("second", None)],
-        )
-    assert str(caught.value) == UNKNOWN
-    assert asked.by_name == [("first", 17), ("second", 17)]
+def test_nodes_that_the_environment_does_not_tell_are_asked_for(
+    change: dict[str, str], programs: Path
+) -> None:
+    program(programs, "scontrol", f"echo '{ANSWER}'")
+    assert find({**ENVIRONMENT, **change}, f"{programs}/srun") == JOB
 
 
 # From scontrol
@@ -308,16 +273,16 @@ def test_a_controller_that_does_not_answer_pyslurm_is_not_asked_again(
 # Another job
 
 
-def test_another_job_is_not_that_of_the_environment(asked: Asked) -> None:
-    other = JobContext(18, "n7", 1)
-    assert look_up(18, ENVIRONMENT, "srun", [asked.probe("first", other)]) == other
-    assert look_up(17, ENVIRONMENT, "srun", [asked.probe("first", other)]) == JOB
-    assert asked.by_name == [("first", 18)]
+def test_another_job_is_not_that_of_the_environment(programs: Path) -> None:
+    program(programs, "scontrol", "echo 'JobId=18 NodeList=n7 NumNodes=1'")
+    assert look_up(18, ENVIRONMENT, f"{programs}/srun") == JobContext(18, "n7", 1)
+    assert look_up(17, ENVIRONMENT, f"{programs}/srun") == JOB
+    assert asked_of(programs, "scontrol") == ["--oneliner show job 18"]
 
 
-def test_another_job_that_nobody_knows_is_a_launch_error(asked: Asked) -> None:
+def test_another_job_that_nobody_knows_is_a_launch_error(programs: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        look_up(18, ENVIRONMENT, "srun", [asked.probe("first", None)])
+        look_up(18, ENVIRONMENT, f"{programs}/srun")
     assert str(caught.value) == UNKNOWN.replace("17", "18")
 
 
@@ -340,18 +305,6 @@ def test_squeue_says_whether_a_job_is_suspended(
 
 def test_without_squeue_no_job_is_suspended(programs: Path) -> None:
     assert not is_suspended(17, f"{programs}/srun")
-
-
-def test_states_are_asked_for_until_somebody_knows() -> None:
-    asked: list[str] = []
-
-    def nobody(nodes: str) -> dict[str, str]:
-        asked.append(nodes)
-        return {}
-
-    assert node_states("n[1-2]", "srun", [nobody, lambda _: STATES, nobody]) == STATES
-    assert asked == ["n[1-2]"]
-    assert node_states("n1", "srun", [nobody]) == {}
 
 
 def test_sinfo_prints_a_state_once_for_each_partition(programs: Path) -> None:
