@@ -168,7 +168,7 @@ def _planned(plans: Sequence[RoomPlan], node: str, store: str) -> _Planned:
     evicted: list[Evicted] = []
     for room in plans:
         try:
-            evicted += [Evicted(node, one.record.destination, one.size) for one in room.plan()]
+            evicted += [Evicted(node, one.shown, one.size) for one in room.plan()]
         except SpaceError as error:
             if store not in room.roots:
                 raise

@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from stager.store.entries import has_entry
 from stager.store.validity import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from stager.base.outcome import Evicted, ItemReport, Pace
     from stager.base.telemetry import Stopwatch
@@ -108,7 +109,8 @@ class StageRun:
         self._watch.enter(Phase.SURVEY)
         items = self._surveyor.look()
         self._watch.enter(Phase.WAIT)
-        with locked(self._context, self._to_lock(items), self._report_wait) as held:
+        known = {one.item.destination: one.shown for one in items}
+        with locked(self._context, self._to_lock(items), partial(self._tell_wait, known)) as held:
             self._watch.enter(Phase.SURVEY)
             begun = time.monotonic()
             if held.waited:
@@ -145,8 +147,10 @@ class StageRun:
             if not of_site(part)
         ]
 
-    def _report_wait(self, busy: Busy, seconds: float) -> None:
+    def _tell_wait(self, known: Mapping[str, str], busy: Busy, seconds: float) -> None:
+        """Tell that another process has a destination, which the user may know by another name."""
         if self._rank == 0:
+            busy = busy._replace(destination=known.get(busy.destination, busy.destination))
             tell("waiting", **busy._asdict(), seconds=seconds)
 
     def _plan_unused(self, items: Sequence[SourcedItem]) -> list[PlannedItem]:

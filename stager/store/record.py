@@ -18,7 +18,7 @@ import xxhash
 
 from stager.base.codec import Count, Short, codec_of
 from stager.base.options import Lifetime, Share
-from stager.fs.files import CopyFacts
+from stager.fs.files import WRITABLE, CopyFacts
 from stager.source.description import SourceFacts
 
 #: Version of the record's shape; a record of another version counts as absent.
@@ -169,6 +169,14 @@ def is_ours(there: os.stat_result, record: Record) -> bool:
         return known and stat.S_ISDIR(there.st_mode)
     facts = CopyFacts(there.st_size, there.st_mtime_ns, there.st_ino, there.st_uid)
     return facts == copy and stat.S_ISREG(there.st_mode)
+
+
+def has_open_names(there: os.stat_result) -> bool:
+    """Return whether a file can be written by another name of it.
+
+    What the store keeps cannot be written, and may have names in the folders of jobs.
+    """
+    return there.st_nlink != 1 and bool(there.st_mode & WRITABLE)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

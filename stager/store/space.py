@@ -63,6 +63,11 @@ class Candidate:
         """The path of the copy."""
         return self.record.destination
 
+    @property
+    def shown(self) -> str:
+        """What a user knows the copy by: that of the store has a path that nobody named."""
+        return self.record.source if is_entry(self.destination) else self.destination
+
 
 def find_candidates(
     cache: Cache, is_wanted: Callable[[Record], bool] = lambda _: True
@@ -142,7 +147,7 @@ def _order(one: Candidate) -> tuple[bool, int, str]:
 def held_names(held: Iterable[Candidate]) -> str:
     """Return the names of copies that stay, each with the reason; of many, those of the largest."""
     largest = sorted(held, key=lambda one: (-one.size, one.destination))
-    return listed([f"{one.destination} ({one.held})" for one in largest])
+    return listed([f"{one.shown} ({one.held})" for one in largest])
 
 
 #: Bytes that a stage needs beside its copies, which may be of those that the site keeps free: a few
@@ -429,7 +434,7 @@ class RoomPlan:
                     del self._candidates[place]
                     free = self._demand.free.plus(one.size)
                     self._demand = replace(self._demand, free=free)
-                    yield Evicted(node, one.destination, one.size)
+                    yield Evicted(node, one.shown, one.size)
 
     def _remove(self, one: Candidate, locks: Locks | None) -> Held | None:
         """Remove a copy, or return why it stays."""

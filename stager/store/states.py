@@ -25,7 +25,7 @@ from stager.source.schemes import Scheme
 from stager.store.cache import Cache, caches_in
 from stager.store.entries import is_entry
 from stager.store.leases import jobs_using
-from stager.store.record import is_ours
+from stager.store.record import has_open_names, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -298,9 +298,7 @@ def _copy_state(record: Record, cache: Cache, *, looks: bool) -> str:
         there = facts_beneath(cache.root, cache.path_of(record.destination))
     except OSError:
         return "missing"
-    # Of an entry, jobs may have other names.
-    is_linked = record.tree is None and there.st_nlink != 1 and not is_entry(record.destination)
-    if is_linked or not is_ours(there, record):
+    if (record.tree is None and has_open_names(there)) or not is_ours(there, record):
         return "changed"
     if record.is_damaged:
         return "damaged"

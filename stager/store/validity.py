@@ -22,7 +22,6 @@ from stager.base.options import Validate
 from stager.base.telemetry import Kind, doing
 from stager.base.users import name_or_uid
 from stager.fs.files import (
-    WRITABLE,
     as_stage_error,
     check_read_only,
     digest_of,
@@ -34,7 +33,7 @@ from stager.fs.files import (
     read_back,
     who_could_replace,
 )
-from stager.store.record import is_ours
+from stager.store.record import has_open_names, is_ours
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -328,9 +327,7 @@ def judge(
         return Reason.COPY_CHANGED
     if validate is Validate.STAT:
         same = (copy.mtime_ns, copy.inode) == (there.st_mtime_ns, there.st_ino)
-        # By another name it could be written, unless it is one of the store's, which is read-only.
-        is_safe = there.st_nlink == 1 or not there.st_mode & WRITABLE
-        return None if same and is_safe else Reason.COPY_CHANGED
+        return Reason.COPY_CHANGED if has_open_names(there) or not same else None
     return None
 
 
