@@ -1,9 +1,10 @@
-/* Runs a program that inherits nothing from slurmstepd or sbatch but stdin, stdout and stderr. */
+/* Runs a program that inherits nothing from slurmstepd or sbatch but stdout and stderr. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -127,6 +128,61 @@ int stage_child_run(char *const argv[], char *const envp[], unsigned int limit)
 		if (errno != EINTR)
 			return STAGE_NOT_RUN;
 	return exit_code(status);
+}
+
+/*
+ * A file in memory, -1 if there can be none. It takes the number of no standard stream that is
+ * closed here: with that of stdout, it would be closed in the helper.
+ */
+static int memory_file(void)
+{
+	const int file = memfd_create("stage", MFD_CLOEXEC);
+	const int above = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+
+	if (file >= 0)
+		(void)close(file); /* nothing is lost */
+	return above;
+}
+
+/* Runs a program with `output` in the place of this process's stdout. */
+static int run_into(int output, char *const argv[], char *const envp[])
+{
+	const int own = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	int code = STAGE_LAUNCH;
+
+	if (dup2(output, STDOUT_FILENO) >= 0)
+		code = stage_child_run(argv, envp, 0);
+	if (own < 0 || dup2(own, STDOUT_FILENO) < 0)
+		(void)close(STDOUT_FILENO); /* as it was */
+	if (own >= 0)
+		(void)close(own);
+	return code;
+}
+
+/* What was written to a file in memory; the caller frees it. NULL if out of memory. */
+static char *text_of(int file)
+{
+	const off_t size = lseek(file, 0, SEEK_END);
+	char *text = size < 0 ? NULL : calloc(1, (size_t)size + 1);
+
+	if (text && pread(file, text, (size_t)size, 0) != size) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}
+
+int stage_child_read(char *const argv[], char *const envp[], char **text)
+{
+	const int output = memory_file();
+	int code = STAGE_LAUNCH;
+
+	if (output < 0)
+		return code;
+	code = run_into(output, argv, envp);
+	*text = text_of(output);
+	(void)close(output); /* nothing is lost */
+	return code;
 }
 
 void stage_child_complain(const char *what, const char *id, int code, unsigned int limit,

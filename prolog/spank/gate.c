@@ -45,6 +45,7 @@ struct gate {
 	uint32_t task;
 	bool quiet;	/* whether to print failures alone */
 	char *list;	/* directives joined by ';', may be empty */
+	char *exports;	/* what the helper has written, if this task has run it, else NULL */
 	char *script;	/* a batch step's script if the helper must read it, else NULL */
 	char name[128]; /* JOB.RESTART: the statuses of steps in STAGE_RUN_USER begin with it */
 	char node[256]; /* the name of this node, for messages */
@@ -273,7 +274,7 @@ static void end_step(const struct gate *gate)
 		(void)stage_child_wait(pid, END_LIMIT);
 }
 
-static int run_helper(spank_t spank, const struct gate *gate, const struct stage_config *config)
+static int run_helper(spank_t spank, struct gate *gate, const struct stage_config *config)
 {
 	char tolerate[16] = ""; /* empty for the site's default */
 	char step[24];
@@ -294,7 +295,7 @@ static int run_helper(spank_t spank, const struct gate *gate, const struct stage
 				     gate->quiet ? "--quiet" : NULL,
 				     NULL };
 	if (environment)
-		code = stage_child_run((char *const *)argv, environment, 0);
+		code = stage_child_read((char *const *)argv, environment, &gate->exports);
 	free(environment);
 	if (code == STAGE_NOT_RUN)
 		complain("stage: %s: %s cannot be run; tell the administrator\n", gate->node,
@@ -413,7 +414,7 @@ static int wait_for_status(const struct gate *gate)
 }
 
 /* Waits until the stage has ended and returns its code. */
-static int hold(spank_t spank, const struct gate *gate, const struct stage_config *config)
+static int hold(spank_t spank, struct gate *gate, const struct stage_config *config)
 {
 	int code = 0;
 
@@ -425,33 +426,50 @@ static int hold(spank_t spank, const struct gate *gate, const struct stage_confi
 	return code;
 }
 
-/* Sets the variables in the step's status, NAME=value lines behind the code and a place. */
-static void set_variables(spank_t spank, const struct gate *gate)
+/* Sets the variables that lines `export NAME=value` in a file name. */
+static void export_from(spank_t spank, const struct gate *gate, FILE *file)
 {
-	const int fd = open_status(gate);
-	FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+	static const char begin[] = "export ";
 	char *line = NULL;
 	size_t size = 0;
 
-	for (int number = 0; file && getline(&line, &size, file) > 0; number++) {
+	while (getline(&line, &size, file) > 0) {
+		char *name = line + strlen(begin);
 		char *value = strchr(line, '=');
 
-		if (number < 2 || !value)
+		if (strncmp(line, begin, strlen(begin)) != 0 || !value)
 			continue;
 		*value++ = '\0';
 		value[strcspn(value, "\n")] = '\0';
 		if (strlen(value) > VALUE_MAX)
 			complain("stage: %s: %s is not set, as it would have more than %d bytes; "
 				 "stage fewer folders with mode=shard\n",
-				 gate->node, line, VALUE_MAX);
-		else if (spank_setenv(spank, line, value, 1) != ESPANK_SUCCESS)
-			complain("stage: %s: %s cannot be set\n", gate->node, line);
+				 gate->node, name, VALUE_MAX);
+		else if (spank_setenv(spank, name, value, 1) != ESPANK_SUCCESS)
+			complain("stage: %s: %s cannot be set\n", gate->node, name);
 	}
 	free(line);
-	if (file)
-		(void)fclose(file); /* nothing was written */
+}
+
+/*
+ * Sets the variables that tell the task what was staged where. The helper's task has them from it:
+ * a site's plugin may hide from it what was mounted at STAGE_RUN_USER since it began.
+ */
+static void set_variables(spank_t spank, const struct gate *gate)
+{
+	const int fd = gate->exports ? -1 : open_status(gate);
+	FILE *file = NULL;
+
+	if (gate->exports && gate->exports[0])
+		file = fmemopen(gate->exports, strlen(gate->exports), "r");
 	else if (fd >= 0)
+		file = fdopen(fd, "r");
+	if (file) {
+		export_from(spank, gate, file);
+		(void)fclose(file); /* nothing was written */
+	} else if (fd >= 0) {
 		(void)close(fd);
+	}
 }
 
 /* Whether the environment marks this step as the helper of this job, and not of an outer one. */
@@ -559,6 +577,7 @@ int stage_gate(spank_t spank, const struct stage_config *config)
 	set_variables(spank, &gate);
 	/* What is done: an srun in a batch script stages what it asks for itself. */
 	(void)spank_unsetenv(spank, STAGE_LIST_ENV);
+	free(gate.exports);
 out:
 	free(gate.list);
 	return 0;

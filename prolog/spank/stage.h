@@ -13,9 +13,9 @@
  * In each of them, order.c finds out whether pyxis is listed before this plugin.
  *
  * child.c runs the helper, `python -I -m stager`, which does the work. Its contract: text for the
- * user on stdout and stderr; exit code 0 to go on, any other fails the job with that code. For a
- * job that stages nothing the plugin only reads a few variables and, in the batch step, the comment
- * lines at the head of the script.
+ * user on stderr, for the plugin on stdout; exit code 0 to go on, any other fails the job with it.
+ * For a job that stages nothing the plugin only reads a few variables and, in the batch step, the
+ * comment lines at the head of the script.
  */
 #ifndef STAGE_H
 #define STAGE_H
@@ -180,6 +180,9 @@ enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128, STAGE_LATE = 256 };
 enum { STAGE_PREPARE_LIMIT = 20, STAGE_CLEAN_UP_LIMIT = 45 };
 extern char *const stage_clean_environment[];
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
+/* Without a limit; `text` becomes what it writes to stdout, which the caller frees, or stays NULL.
+ */
+int stage_child_read(char *const argv[], char *const envp[], char **text);
 int stage_child_wait(pid_t pid, unsigned int limit);
 /* Logs that `what` (of a job or a user, the `id`) failed with that code, unless it is 0. */
 void stage_child_complain(const char *what, const char *id, int code, unsigned int limit,

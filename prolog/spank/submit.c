@@ -6,11 +6,9 @@
  * environment: in a batch job's through spank_job_control_setenv, in a step's with srun's own.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "stage.h"
@@ -43,48 +41,6 @@ static _Noreturn void refuse(int code, const char *text)
 }
 
 /*
- * A file in memory, -1 if there can be none. It takes the number of no standard stream that is
- * closed here: with that of stdout, it would be closed in the helper.
- */
-static int memory_file(void)
-{
-	const int file = memfd_create("stage", MFD_CLOEXEC);
-	const int above = fcntl(file, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-
-	if (file >= 0)
-		(void)close(file); /* nothing is lost */
-	return above;
-}
-
-/* Runs the helper with `output` in the place of this process's stdout. */
-static int run_into(int output, const char **argv)
-{
-	const int own = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-	int code = STAGE_LAUNCH;
-
-	if (dup2(output, STDOUT_FILENO) >= 0)
-		code = stage_child_run((char *const *)argv, environ, 0);
-	if (own < 0 || dup2(own, STDOUT_FILENO) < 0)
-		(void)close(STDOUT_FILENO); /* as it was */
-	if (own >= 0)
-		(void)close(own);
-	return code;
-}
-
-/* What was written to a file in memory; the caller frees it. NULL if out of memory. */
-static char *text_of(int file)
-{
-	const off_t size = lseek(file, 0, SEEK_END);
-	char *text = size < 0 ? NULL : calloc(1, (size_t)size + 1);
-
-	if (text && pread(file, text, (size_t)size, 0) != size) {
-		free(text);
-		return NULL;
-	}
-	return text;
-}
-
-/*
  * Checks the values; if one is wrong, exits with the helper's code. The helper prints why, and with
  * --submits it warns of sources that are missing: a step finds out by itself at once. Returns the
  * values, joined, with what their variables stand for here; the caller frees them. NULL if out of
@@ -107,20 +63,16 @@ static char *check_or_exit(const struct stage_config *config)
 	};
 	const size_t values = stage_options_count();
 	const char **argv = calloc(FIXED_ARGUMENTS + 1 + values, sizeof(*argv));
-	const int output = memory_file();
 	char *filled = NULL;
 	int code = STAGE_LAUNCH;
 
-	if (argv && output >= 0) {
+	if (argv) {
 		memcpy(argv, fixed, sizeof(fixed));
 		for (size_t i = 0; i < values; i++)
 			argv[FIXED_ARGUMENTS + i] = stage_options_value(i);
-		code = run_into(output, argv);
-		filled = text_of(output);
+		code = stage_child_read((char *const *)argv, environ, &filled);
 	}
 	free(argv);
-	if (output >= 0)
-		(void)close(output); /* nothing is lost */
 	if (code == 0)
 		return filled;
 	if (code == STAGE_NOT_RUN) {

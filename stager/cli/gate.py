@@ -28,7 +28,7 @@ from stager.launch.credentials import read_url_files
 from stager.launch.job import write_comment
 from stager.launch.targets import JobNodes, end_step, own_user
 from stager.launch.tolerate import give_back, variables_without
-from stager.node.job_state import add_variables
+from stager.node.job_state import exports
 from stager.request.grammar import parse_value
 from stager.request.items import Waiting
 from stager.request.names import Names
@@ -147,7 +147,7 @@ class _Gate:
             outcome = nodes.run(request, progress.show, tolerance)
         if outcome.failed_nodes:
             outcome = self._give_back(nodes, outcome)
-        if self.task_prolog and not outcome.failures:
+        if not outcome.failures:
             _export(request.variables)
         return outcome, nodes.rules
 
@@ -159,10 +159,7 @@ class _Gate:
         if outcome.failures:
             return outcome
         variables = variables_without(os.environ, job.unfold(nodes.context.nodes), gone)
-        if self.task_prolog:
-            _export(variables)
-        else:
-            add_variables(os.getuid(), self.status_file, self.step, variables)
+        _export(variables)
         return outcome
 
     def _tell_failure(self, error: StageError, seconds: float) -> None:
@@ -199,9 +196,8 @@ def _comment(rules: Policy, code: int, text: str, more: int = 0, *, partly: bool
 
 
 def _export(variables: Mapping[str, str]) -> None:
-    """Have Slurm, which reads this line by line, set variables of the task."""
-    for name, value in variables.items():
-        click.echo(os.fsencode(f"export {name}={value}"))
+    """Have Slurm or the plugin, which reads stdout, set variables of the first task."""
+    click.echo(os.fsencode(exports(variables)), nl=False)
 
 
 def _print_line(text: str) -> None:

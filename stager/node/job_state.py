@@ -1,8 +1,8 @@
 """Tell the tasks of a job on this node how its stage ended, by files beneath /run.
 
 ``JOB.RESTART.STEP`` holds, for the tasks that wait in one step, lines with the exit code of the
-stage, the first place that was staged to, and the variables that they get: ``NAME=value``. While a
-rank has it locked, they wait.
+stage, the first place that was staged to, and the variables that they get. While a rank has it
+locked, they wait.
 
 Likewise for processes that run one command line on all nodes, of which one stages: its rank here
 leaves the code in the user's cache, which exists also where root's part does not run. Each of the
@@ -21,9 +21,7 @@ from stager.base import paths
 from stager.base.errors import LaunchError, StageError
 from stager.base.paths import RECORDS_FOLDER
 from stager.fs.files import (
-    APPEND,
     READ_FILE,
-    append_whole,
     as_room_error,
     opened,
     stage_errors,
@@ -93,7 +91,7 @@ class StepStatus:
         Raise LaunchError or SpaceError. A code that was written before is replaced.
         """
         assert self._descriptor is not None
-        text = f"{code}\n" if code else f"{code}\n{place}\n{_lines(variables or {})}"
+        text = f"{code}\n" if code else f"{code}\n{place}\n{exports(variables or {})}"
         with _launch_errors(self._path, _CHECK):
             # The code comes last: without it, the rest counts for nothing.
             write_all(self._descriptor, os.fsencode(text[1:]), 1)
@@ -113,8 +111,9 @@ class StepStatus:
                     os.unlink(entry.path)
 
 
-def _lines(variables: Mapping[str, str]) -> str:
-    return "".join(f"{name}={value}\n" for name, value in variables.items())
+def exports(variables: Mapping[str, str]) -> str:
+    """Return the lines by which TaskProlog, or the plugin, sets variables of a task."""
+    return "".join(f"export {name}={value}\n" for name, value in variables.items())
 
 
 def wait_for_code(
@@ -149,16 +148,6 @@ def wait_for_code(
         elif now - last_work >= patience:
             return None
         time.sleep(_PAUSE)
-
-
-def add_variables(uid: int, job: str, step: str, variables: Mapping[str, str]) -> None:
-    """Add to what the plugin is to set for tasks of a step that a rank has told how it ended.
-
-    Raise LaunchError or SpaceError.
-    """
-    path = f"{paths.RUN_FOLDER}/{uid}/{job}.{step}"
-    with _launch_errors(path, _CHECK), opened(path, APPEND) as file:
-        append_whole(file, os.fsencode(_lines(variables)))
 
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"

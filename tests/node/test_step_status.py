@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import LaunchError, SpaceError
-from stager.node.job_state import StepStatus, add_variables, wait_for_code
+from stager.node.job_state import StepStatus, wait_for_code
 from tests.support.disks import fill_up, modes_beneath
 from tests.support.users import on_tmpfs
 
@@ -61,10 +61,8 @@ def test_the_variables_follow_the_code_and_the_place(status_folder: Path) -> Non
         status.hold("17.0", step)
         status.write(code, "/nvme/a", {"STAGE_w": f"/nvme/{LATIN} b", "STAGE_SHARDS": "/c:/d"})
         status.close()
-    add_variables(os.getuid(), "17.0", "4", {"SLURM_NNODES": "3", "STAGE_FAILED_NODES": "n[3,5]"})
     assert (status_folder / "17.0.4").read_bytes() == (
-        b"0\n/nvme/a\nSTAGE_w=/nvme/\xe9 b\nSTAGE_SHARDS=/c:/d\n"
-        b"SLURM_NNODES=3\nSTAGE_FAILED_NODES=n[3,5]\n"
+        b"0\n/nvme/a\nexport STAGE_w=/nvme/\xe9 b\nexport STAGE_SHARDS=/c:/d\n"
     )
     assert (status_folder / "17.0.5").read_text() == "7\n"
 
