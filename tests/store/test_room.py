@@ -445,7 +445,7 @@ def test_a_store_that_is_too_small_is_told_and_not_the_limit(node: Node) -> None
     assert str(caught.value) == (
         f"{node.disk}: not enough room: 1.0 MiB needed; the size of the node's store is 2.0 MiB, "
         "and your other copies take 1.0 MiB; 1.0 MiB of your copies stay: "
-        f"{node.entry(1)} (pinned); stage less, or unpin copies (stagectl unpin DST)"
+        "/shared/img.sqsh (pinned); stage less, or unpin copies (stagectl unpin DST)"
     )
 
 
