@@ -65,8 +65,8 @@ def way_between(store: str, folder: str) -> tuple[Way, str]:
         return Way.HARD_LINK, ", ".join(reasons)
 
 
-def fill(way: Way, source: int, target: int, size: int) -> Way:
-    """Make the open empty file ``target`` equal to the ``size`` bytes of the open file ``source``.
+def fill(way: Way, source: int, target: int) -> Way:
+    """Make the open empty file ``target`` equal to the open file ``source``.
 
     Holes stay holes, unless they are smaller than SMALLEST_HOLE. Return how it was done: a REFLINK
     that the kernel refuses for this file is made as a COPY, as any other way is. Raise OSError,
@@ -78,6 +78,7 @@ def fill(way: Way, source: int, target: int, size: int) -> Way:
             fcntl.ioctl(target, FICLONE, source)
             count()
             return way
+    size = os.fstat(source).st_size
     if size <= SMALLEST_HOLE:
         _copy(source, target, Extent(0, size))
         return Way.COPY

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from stager.base import linux
 from stager.base.telemetry import count
-from stager.fs.clone import link
+from stager.fs import clone
+from stager.fs.clone import Way
 from stager.fs.files import (
+    READ_FILE,
     WRITABLE,
     CopyFacts,
     give_permissions,
@@ -133,12 +135,18 @@ class PartialTree:
             raise
         self._complete(row, descriptor)
 
-    def link(self, row: int, path: bytes) -> bool:
-        """Make the row's file another name of that at ``path``. Return False if it cannot be."""
+    def clone(self, row: int, path: bytes, way: Way) -> None:
+        """Make the row's file of that at ``path``, which has all its data. Raise OSError."""
         name = self._base + self._listing.paths[row]
-        if is_linked := link(path, name):
+        if way is Way.HARD_LINK and clone.link(path, name):
             self._note(row, os.lstat(name))
-        return is_linked
+            return
+        source = os.open(path, READ_FILE)
+        try:
+            with self.filling(row) as target:
+                clone.fill(way, source, target)
+        finally:
+            os.close(source)
 
     def _create(self, row: int) -> int:
         # Mostly with its permissions, so that it needs none later. Its top folder is the owner's.
