@@ -121,6 +121,7 @@ def test_all_that_is_in_an_entry_goes_with_it(home: Path) -> None:
 
 def test_status_shows_an_entry_and_the_job_that_uses_it(full: Node) -> None:
     note_uses(os.getuid(), 12, [full.entry(1)])
+    Path(full.entry(1)).chmod(0o400)
     os.link(full.entry(1), full.disk / "of-job")
     found = entries(full)
     assert [(one.store, one.source, one.jobs, one.state) for one in found.values()] == [
