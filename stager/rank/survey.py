@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
-from stager.base.errors import SourceError, StageError, UsageError
+from stager.base.errors import DestinationError, SourceError, StageError, UsageError
 from stager.base.options import Lifetime, Mode, Share, Via
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
@@ -386,7 +386,13 @@ class Surveyor:
             from stager.store.removal import finish  # rarely needed
 
             finish(one.cache, item.destination, force=item.options.replace)
-        found = self._survey_function(one, whole)(item, path, source, one.cache, node.name)
+        try:
+            found = self._survey_function(one, whole)(item, path, source, one.cache, node.name)
+        except DestinationError:
+            if not one.views:
+                raise
+            # Whatever is in the place of an entry is nobody's own, and goes.
+            found = Survey(node.name, Reason.REPLACED, "", changed=True)
         if one.views and not found.reason and self._has_other_names(one):
             found = replace(found, reason=Reason.COPY_CHANGED, changed=True)
         found = replace(found, open_to=open_to(path, one.cache))

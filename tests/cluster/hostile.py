@@ -102,13 +102,14 @@ def never_answers(site: Site, path: str, *, node: str) -> bool:
 
 
 def forge_record(
-    site: Site, destination: str, like: str, *, node: str, user: str = "bob", **changes: Any
-) -> None:
+    site: Site, destination: str, like: str, *, node: str, user: str = "bob",
+    root: str = "/nvme", **changes: Any,
+) -> None:  # fmt: skip
     """Write a record for ``destination``, as the user could, like the one of another copy.
 
     Of a nested object in ``changes`` only the fields that are given change.
     """
-    cache = Cache(str(site.path(node, f"/nvme/.slurm-stage/{USERS[user]}")))
+    cache = Cache(str(site.path(node, f"{root}/.slurm-stage/{USERS[user]}")))
     data = json.loads(Path(cache.record_path(like)).read_text()) | {"destination": destination}
     for key, value in changes.items():
         data[key] = data[key] | value if isinstance(value, dict) else value
