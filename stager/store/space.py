@@ -20,7 +20,7 @@ from stager.base.rules import amount_of
 from stager.base.text import bytes_text, listed
 from stager.fs.files import existing_folder_above, facts_beneath, stage_errors
 from stager.fs.reader import BLOCK
-from stager.store.entries import is_entry
+from stager.store.entries import is_entry, shown
 from stager.store.leases import jobs_are_known
 from stager.store.locks import Locks
 from stager.store.record import is_ours
@@ -66,7 +66,7 @@ class Candidate:
     @property
     def shown(self) -> str:
         """What a user knows the copy by: that of the store has a path that nobody named."""
-        return self.record.source if is_entry(self.destination) else self.destination
+        return shown(self.record)
 
 
 def find_candidates(
