@@ -48,7 +48,7 @@ class Store:
     def _node(self) -> Node:
         return Node(self.disk)
 
-    def _ask(self, uid: int, options: Sequence[str], *_: object) -> dict[str, Any]:
+    def ask(self, uid: int, options: Sequence[str], *_: object) -> dict[str, Any]:
         """Ask a user as root does, in a process of theirs."""
 
         def tell() -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Store:
 
     def left(self) -> list[int]:
         """Do what root does after a job. Return the numbers of the entries that are left."""
-        make_headroom(read_rules(str(self.config)), self._ask)
+        make_headroom(read_rules(str(self.config)), self.ask)
         return sorted(
             int(path.parent.name, 16) for path in self.disk.glob(".slurm-stage/*/store/*/data")
         )
@@ -93,6 +93,15 @@ def test_the_least_recently_used_entries_of_all_users_go(
     run: Callable[..., list[int]], size: int, left: list[int]
 ) -> None:
     assert run(fill, str(size)) == left
+
+
+def test_the_store_has_its_own_figures(run: Callable[..., object]) -> None:
+    def act(store: Store) -> object:
+        for number in range(3):
+            store.put(USER, number, used_at=number)
+        return store.ask(USER, ["--usage"])["usage"] == {str(store.disk): [3 * MIB, 3]}
+
+    assert run(act, "0") is True
 
 
 def test_the_size_may_be_a_share_of_the_disk(run: Callable[..., list[int]]) -> None:
