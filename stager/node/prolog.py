@@ -129,7 +129,7 @@ def prepare(config: str, uid: int | None, complain: Callable[[str], None]) -> in
     roots = [*rules.roots, *(rules.shared_roots if uid in (None, rules.shared_owner) else ())]
     for root in roots:
         try:
-            if root == rules.store:
+            if root not in (*rules.open_roots, *rules.shared_roots):
                 make_store(root)
             if moved := make_folder(root, paths.RECORDS_FOLDER, uid, gid):
                 complain(moved)

@@ -241,3 +241,18 @@ def test_no_other_user_can_move_or_remove_the_store(disk: Path, moved: str) -> N
     before = owners(disk)
     assert 0 not in as_user(USER, attack)
     assert owners(disk) == before
+
+
+def test_a_root_that_is_the_store_too_is_the_sites_to_make(disk: Path) -> None:
+    """Another account's may be, as it may without a store."""
+    root = disk / "root"
+    root.mkdir()
+    os.chown(root, USER, USER)
+    config = disk.parent / "stage.toml"
+    config.write_text(f'roots = ["{root}"]\n[cache]\nstore = "{root}"\n')
+    complaints: list[str] = []
+    code = on_tmpfs(
+        Path("/run"), "mode=755", lambda: prepare(str(config), KNOWN, complaints.append)
+    )
+    assert (code, complaints) == (0, [])
+    assert owners(root)[f".slurm-stage/{KNOWN}"][0] == KNOWN
