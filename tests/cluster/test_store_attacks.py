@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import USERS
-from tests.cluster.hostile import forge_record
+from tests.cluster.hostile import forge_record, own_filesystem
 from tests.cluster.site import STAGECTL, digest
 
 if TYPE_CHECKING:
@@ -118,6 +118,14 @@ def test_what_another_user_made_first_is_not_used(site: Site, jobs: Jobs) -> Non
         assert code == 0, text
         assert f"note: not kept for the next job: {STORE}" in text
         site.run(f"rm -r {taken}", user="bob", on="n1")
+    # On a filesystem of bob's own, folders seem to be root's.
+    site.run(f"mkdir {taken}", user="bob", on="n1")
+    with own_filesystem(site, "/opt", taken, node="n1", user="bob", options="allow_other"):
+        seen = site.run(["stat", "-c", "%u %a", taken], user="root", on="n1").stdout
+        code, text = jobs.stage("y")
+    assert (seen, code) == ("0 755\n", 0)
+    assert f"note: not kept for the next job: {STORE}" in text
+    site.run(f"rm -r {taken}", user="bob", on="n1")
     assert [*site.path("n1", trap).iterdir()] == []
     assert jobs.stage("x")[0] == 0
     assert entry(site).stat().st_uid == ALICE
