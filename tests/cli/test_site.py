@@ -173,7 +173,8 @@ def test_a_page_for_users_has_a_line_that_the_site_allows(name: str, tmp_path: P
     done = site(tmp_path, text, "--markdown")
     assert done == Ran(0, (Path(__file__).parent / f"site/{name}.md").read_text(), "")
     rules = policy.load(tmp_path / "stage.toml")
-    (value,) = sbatch_values(done.out.splitlines())
+    script = done.out.partition("```bash\n")[2]
+    (value,) = sbatch_values(script.splitlines())
     letters = {"u": "alice", "j": "17", "r": "1"}
     names = replace(NAMES, letters=letters, variables=rules.variables)
     (item,) = resolve(parse_value(value, names), rules.at(letters))
