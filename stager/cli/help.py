@@ -62,8 +62,9 @@ def _named(name: str) -> Iterator[Section]:
 
 
 def _names(term: str) -> list[str]:
-    """Return the names in a term: ``-w, --nodes NODES`` has two."""
-    return [_NAME_END.split(part)[0] for part in term.split(", ")]
+    """Return the names in a term: ``%u, $USER`` has two, and so has ``cache.headroom = 0``."""
+    found = [_NAME_END.split(part)[0] for part in term.split(", ")]
+    return [*found, found[0].rpartition(".")[2]]
 
 
 def _text(context: click.Context, sections: Iterable[Section]) -> str:

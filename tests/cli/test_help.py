@@ -86,6 +86,7 @@ def test_a_topic_is_explained_in_80_columns_with_all_that_it_has(name: str) -> N
         ("4", "Code 4\n  The source cannot be read.\n\n  Check the path"),
         ("128+N", "Code 128+N\n  Staging was cancelled"),
         ("cache.headroom", "[cache]\n  cache.headroom = 0  After a job, "),
+        ("headroom", "[cache]\n  cache.headroom = 0  After a job, "),
         ("$SLURM_JOB_ID", "Names\n  %j, $SLURM_JOB_ID  the job's number"),
         ("SALLOC_STAGE", "What you may set\n  SBATCH_STAGE, SALLOC_STAGE  one more "),
     ],
