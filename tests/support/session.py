@@ -38,7 +38,10 @@ FIGURES = (
     # Seconds, rates, free space.
     (r"\b(?:\d+\.\d|\d+ min \d+) s\b", "SECONDS"),
     (r"\b\d[\d.]* [KMG]?i?B/s", "RATE"),
-    (r"\b[\d.]+ [KMGTP]iB free of [\d.]+ [KMGTP]iB", "SIZE free of SIZE"),
+    (
+        r"\b[\d.]+ [KMGTP]iB(?: to [\d.]+ [KMGTP]iB)? free of [\d.]+ [KMGTP]iB",
+        "SIZE free of SIZE",
+    ),
     # The lines of --verbose: the bars, and what they show.
     (r"(?m)^stage:(?: (?:MPI init|[a-z]+) [▏▎▍▌▋▊▉█]+){2,}$", "stage: PHASES"),
     (r"\b\d+\.\d\d\b", "SECONDS"),
