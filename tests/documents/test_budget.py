@@ -6,6 +6,7 @@ import os.path
 import re
 import shlex
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -34,6 +35,9 @@ from tests.documents.pages import (
     words,
 )
 from tests.support.directives import NAMES
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Parentheses in 1,000 words, and words in one of them.
 PARENTHESES, WITHIN = 8, 8
@@ -109,8 +113,8 @@ def values(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_what_a_page_gives_to_stage_is_taken(page: str, tmp_path: os.PathLike[str]) -> None:
-    path = REPOSITORY / tmp_path / "stage.toml"
+def test_what_a_page_gives_to_stage_is_taken(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "stage.toml"
     path.write_text(SITE)
     rules = policy.load(path)
     names = replace(NAMES, variables=rules.variables)
@@ -121,6 +125,16 @@ def test_what_a_page_gives_to_stage_is_taken(page: str, tmp_path: os.PathLike[st
         for line in block.text.splitlines():
             if line.startswith("#STAGE "):
                 assert resolve(parse_line(line, names), rules.at(dict(NAMES.letters))), line
+
+
+@pytest.mark.parametrize("page", sorted(BUDGETS))
+def test_what_a_page_writes_to_stage_toml_is_taken(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "stage.toml"
+    for block in blocks(page):
+        if block.info == "toml":
+            before = "" if block.text.startswith("roots") else 'roots = ["/nvme"]\n'
+            path.write_text(before + block.text.replace('owner = "stage"', 'owner = "nobody"'))
+            policy.load(path)
 
 
 def test_the_messages_that_administrators_look_up_are_printed() -> None:
