@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import shapes
 from tests.cluster.site import PREFIX
 from tests.documents.pages import DOCS, NOT_RUN, blocks, said
+from tests.support.nightly import repeated
 from tests.support.session import without_figures
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SHOWN = (
     "README.md",
     *(f"{DOCS}/guide/{one}.md" for one in ("folders", "python", "archives", "dataset-parts")),
 )
-RUN = "guide/archives", "guide/python", "guide/interactive", "guide/space", "admin/check"
+RUN = "guide/archives", repeated("guide/python"), "guide/interactive", "guide/space", "admin/check"
 BEFORE = """\
 mkdir -p /shared/data /shared/set
 for name in weights.pt data/a data/b set/part-00{0,1,2,3}.tar; do
