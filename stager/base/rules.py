@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pwd
 import re
-import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +42,8 @@ class Rules:
 
 def read_rules(config: str) -> Rules:
     """Return the rules in stage.toml. Raise OSError if it cannot be read, ValueError if wrong."""
+    import tomllib  # slow to import, and ranks import this module
+
     with open(config, "rb") as file:
         document = tomllib.load(file)
     if "roots" not in document:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from stager.base.errors import BusyError, Failure, StageError
@@ -331,6 +330,8 @@ def _uses_in_the_way(one: PlannedItem, ended: Collection[int]) -> Iterator[Failu
         survey = one.surveys[rank]
         jobs = [job for job in survey.jobs if job not in ended]
         if one.task.job in jobs:
+            from shlex import quote  # only for this failure
+
             text = (
                 f"{place} was staged from {survey.replaces} by this job; choose another "
                 f"destination, or evict it first: stagectl evict {quote(place)}"
