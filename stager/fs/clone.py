@@ -19,7 +19,7 @@ FICLONE = 0x40049409
 #: With what a filesystem refuses a hard link that a copy can stand in for.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 #: Bytes that are copied at a time, and from which on the disk's room is reserved first.
-_BLOCK = 8 << 20
+_BLOCK = 1 << 20
 
 
 class Way(StrEnum):
