@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.node.probes import Disk, disk_of
+from tests.support.disks import ext4, xfs
 from tests.support.users import as_ordinary_user, ordinary_home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.disks import Disk as Mounted
 
 
 def test_the_facts_are_those_of_the_filesystem(tmp_path: Path) -> None:
@@ -30,13 +34,15 @@ def test_the_facts_are_those_of_the_filesystem(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_share_their_bytes_where_cp_can_do_it(tmp_path: Path) -> None:
-    (tmp_path / "first").write_bytes(bytes(8192))
-    copy = ["cp", "--reflink=always", f"{tmp_path}/first", f"{tmp_path}/second"]
-    can = subprocess.run(copy, check=False, stderr=subprocess.DEVNULL).returncode == 0
-    found = disk_of(str(tmp_path))
+@pytest.mark.root
+@pytest.mark.parametrize(("mount", "clones"), [(xfs, True), (ext4, False)], ids=["XFS", "ext4"])
+def test_files_share_their_bytes_where_the_filesystem_can(
+    mount: Callable[[], Mounted], clones: bool
+) -> None:
+    with mount() as disk:
+        found = disk_of(str(disk))
     assert found
-    assert found.clones == can
+    assert found.clones == clones
 
 
 def test_a_filesystem_that_makes_no_files_without_a_name_is_told() -> None:
