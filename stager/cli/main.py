@@ -112,6 +112,8 @@ def main() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, partial(_exit_by_signal, os.getpid()))
     _open_streams()
+    # None is wanted, and to look for some pydantic would read the metadata of all packages.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     os.environ.pop(URL_SECRETS, None)  # it is made here, for the ranks alone
     # In a job's environment it must not keep a command from being run: shells give no arguments.
     asked = os.environ.pop(_SHELL_ASKS, "")
