@@ -27,7 +27,7 @@ class StoreWorld(TreeWorld):
         super().__init__(comm, folder)
         self.disk = self.copy.parent.parent
         for job in JOBS:
-            (self.disk / job[1:]).mkdir()
+            (self.disk / job[1:]).mkdir(exist_ok=True)
         space = Space(roots=("/nvme", *JOBS), private=JOBS, of_job=JOBS, store="/nvme")
         self.request = replace(self.request, space=space)
 

@@ -34,7 +34,7 @@ class World:
         self.comm = comm
         self.source = folder / "source"
         disk = folder / f"node{comm.rank}"
-        (disk / "nvme").mkdir(parents=True)
+        (disk / "nvme").mkdir(parents=True, exist_ok=True)
         self.node = Node(f"node{comm.rank}", str(disk), os.getuid())
         self.copy = disk / "nvme" / name
         self.nodes = [f"node{rank}" for rank in range(comm.size)]
