@@ -166,6 +166,7 @@ test-packages: .venv/.done docs
 docs: build/sphinx/.done
 	@rm -rf build/docs
 	build/sphinx/bin/sphinx-build -q -W --keep-going -E -d build/sphinx/trees -c packaging/docs . build/docs
+	@rm -r build/docs/.buildinfo build/docs/_sources
 
 man: .venv/.done
 	cd packaging && ../.venv/bin/python -m man ../build/man
