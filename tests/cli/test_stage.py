@@ -205,6 +205,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "shard_list": "",
                 "notes": [],
                 "retries": 0,
+                "ways": [],
             }
         ],
         "failures": [],
