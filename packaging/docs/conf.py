@@ -34,6 +34,7 @@ include_patterns = [f"{DOCS}/**.md", *(f"{page}.md" for page in OTHERS)]
 exclude_patterns = [".*", "build", "*.egg-info"]
 myst_heading_anchors = 4
 highlight_language = "none"
+smartquotes = False  # an option begins with two hyphens
 
 html_theme = "furo"
 html_title = f"slurm-stage {release}"
