@@ -105,19 +105,36 @@ static void begin(spank_t spank, uid_t uid)
 		(void)close(lock);
 }
 
+/* Whether this task may wait until a rank of the helper's step tells it, here, how that ended. */
+static bool may_wait(spank_t spank)
+{
+	char start[2] = "";
+	uint32_t task = 0;
+	const spank_err_t got = spank_getenv(spank, STAGE_LIST_ENV, start, sizeof(start));
+
+	return ((got == ESPANK_SUCCESS && start[0]) || got == ESPANK_NOSPACE ||
+		stage_options_count() > 0) &&
+	       spank_get_item(spank, S_TASK_GLOBAL_ID, &task) == ESPANK_SUCCESS && task > 0;
+}
+
 void stage_prepare(spank_t spank, const struct stage_config *config)
 {
 	uid_t uid = 0;
 	char uid_text[24];
 	int code = 0;
 
-	if (!stage_options_helper())
+	if (!stage_options_helper() && !may_wait(spank))
 		return;
 	if (spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS) {
 		slurm_error("stage: Slurm does not give the plugin the job's user");
 		return;
 	}
+	if (uid == 0)
+		return; /* root stages nothing */
 	begin(spank, uid);
+	/* A site's plugin may give each step its own mounts: a room made later is not there. */
+	if (!stage_options_helper())
+		return;
 	if (already_prepared(uid, config->config))
 		return;
 	(void)snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid);

@@ -196,6 +196,17 @@ def test_a_job_that_lost_a_node_stages_again(site: Site) -> None:
         assert shape.contents(site) == before
 
 
+def test_all_tasks_of_a_first_step_are_told_the_end_of_its_stage(site: Site) -> None:
+    """Also where the site gives each step mounts of its own before anything is mounted for it."""
+    with shapes.auto_tmpdir(site) as shape:
+        site.write_policy(shape.policy())
+        line = ["salloc", "-N2", "-n4", "-wn[1-2]", "--stage=/shared/alice/f:$TMPDIR/f,as=f"]
+        done = site.run([*line, "srun", "bash", "-c", "cat $STAGE_f"], timeout=60)
+        assert done.stdout == "file of alice\n" * 4
+        site.await_epilogs()
+        assert site.left_behind() == []
+
+
 def test_each_task_of_an_array_has_its_own(site: Site) -> None:
     site.run("cd /shared/alice && cp f in.1 && cp a.tar.gz in.2", user="root")
     text = """#!/bin/bash
