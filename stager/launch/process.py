@@ -6,15 +6,16 @@ import os
 import selectors
 import signal
 import subprocess
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stager.base.errors import LaunchError
 from stager.base.linux import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -41,18 +42,22 @@ class Process:
         self, argv: Sequence[str], environment: Mapping[str, str], *, bound: bool = False
     ) -> None:
         self._selector = selectors.DefaultSelector()
+        came: list[int] = []
         try:
-            self._child = subprocess.Popen(
-                argv, env=dict(environment), stdin=subprocess.DEVNULL,
-                cwd=_working_folder(),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                preexec_fn=partial(_end_with, os.getpid()) if bound else None,  # noqa: PLW1509
-            )  # fmt: skip
+            with _held_back(came):
+                self._child = subprocess.Popen(
+                    argv, env=dict(environment), stdin=subprocess.DEVNULL,
+                    cwd=_working_folder(),
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    preexec_fn=partial(_end_with, os.getpid()) if bound else None,  # noqa: PLW1509
+                )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"{argv[0]} cannot be started: {error.strerror}") from None
         except ValueError as error:  # a NUL or '=' where an environment can have none
             raise LaunchError(f"{argv[0]} cannot be started: {error}") from None
         try:
+            for number in came:
+                signal.raise_signal(number)
             for stream in (self._child.stdout, self._child.stderr):
                 assert stream is not None
                 self._selector.register(stream, selectors.EVENT_READ, data=bytearray())
@@ -117,6 +122,25 @@ class Process:
         self._child.terminate()
         if not self.ends_within(patience):
             self._child.kill()
+
+
+@contextmanager
+def _held_back(came: list[int]) -> Iterator[None]:
+    """Note in ``came`` the signals that would raise an exception in the body.
+
+    Nobody would end a launcher that has begun while `subprocess.Popen` is at work. Only the main
+    thread gets signals.
+    """
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for held, handler in handlers.items():
+            signal.signal(held, handler)
 
 
 def _working_folder() -> str | None:
