@@ -235,7 +235,7 @@ class StageRun:
             return list(planned)
         from stager.rank.provision import make_room, make_transfer
 
-        self._drop_spoiled(planned)
+        _drop_spoiled(self._context, planned)
 
         listings = self._surveyor.listings
         planned = [
@@ -257,23 +257,6 @@ class StageRun:
         if self._context.request.dry_run:
             self.to_evict += chosen
         return planned
-
-    def _drop_spoiled(self, planned: Sequence[PlannedItem]) -> None:
-        """Remove entries of the store that were changed on this node. Collective."""
-        spoiled = [
-            one.task
-            for one in planned
-            if one.views and one.task.receives and one.is_spoiled(self._rank)
-        ]
-
-        def drop() -> None:
-            from stager.store.removal import discard  # rarely needed
-
-            for task in spoiled:
-                discard(task.cache, task.item.destination)
-
-        if any(one.views for one in planned) and not self._context.request.dry_run:
-            together(self._context, drop)
 
     def _note_evicted(self, one: Evicted) -> None:
         self.evictions += 1
@@ -319,6 +302,24 @@ class StageRun:
             why = f"note: not kept for the next job: {self._surveyor.no_store}"
             report = replace(report, notes=[*report.notes, Note(NoteKind.REMARK, why)])
         return [report]
+
+
+def _drop_spoiled(context: Context, planned: Sequence[PlannedItem]) -> None:
+    """Remove entries of the store that were changed on this node. Collective."""
+    spoiled = [
+        one.task
+        for one in planned
+        if one.views and one.task.receives and one.is_spoiled(context.comm.rank)
+    ]
+
+    def drop() -> None:
+        from stager.store.removal import discard  # rarely needed
+
+        for task in spoiled:
+            discard(task.cache, task.item.destination)
+
+    if any(one.views for one in planned) and not context.request.dry_run:
+        together(context, drop)
 
 
 def _uses_in_the_way(one: PlannedItem, ended: Collection[int]) -> Iterator[Failure]:

@@ -37,7 +37,7 @@ from stager.store.validity import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stager.rank.agree import Context
     from stager.request.items import StageItem, StageRequest
@@ -318,19 +318,10 @@ class Surveyor:
         self._note_uses_here([one for one in items if self._is_noted_before(one)])
         self._jobs.clear()
         return [
-            self._with_way(self._survey_item(part, one), one, part)
+            _with_way(self._survey_item(part, one), one, part)
             for one in items
             for part in one.parts
         ]
-
-    def _with_way(self, found: Survey, one: SourcedItem, part: SourcedItem) -> Survey:
-        """Return the survey of a part with how it is made of its entry, if it is a view."""
-        if part is one:
-            return found
-        from stager.rank.view import way_of  # not needed without a store
-
-        way, why = way_of(part.item, one.cache, part.cache)
-        return replace(found, way=way, why=why)
 
     def _is_noted_before(self, one: SourcedItem) -> bool:
         """Whether the use of an item is noted before what is there is looked at.
@@ -393,7 +384,7 @@ class Surveyor:
                 raise
             # Whatever is in the place of an entry is nobody's own, and goes.
             found = Survey(node.name, Reason.REPLACED, "", changed=True)
-        if one.views and not found.reason and self._has_other_names(one):
+        if one.views and not found.reason and _has_other_names(one, self.standings):
             found = replace(found, reason=Reason.COPY_CHANGED, changed=True)
         found = replace(found, open_to=open_to(path, one.cache))
         if not self.is_of_site(one):
@@ -401,17 +392,6 @@ class Surveyor:
         if item.options.lifetime is Lifetime.JOB and (record := one.cache.load(item.destination)):
             return replace(found, pinned=record.pinned)
         return found
-
-    def _has_other_names(self, entry: SourcedItem) -> bool:
-        """Return whether a folder of an entry has got or lost a name since it was staged.
-
-        In a folder of a user's own, further files are welcome; here nobody would find them.
-        """
-        from stager.store.tree_validity import names_changed  # not needed for files
-
-        standing = self.standings.get(entry.item.destination)
-        path = entry.cache.path_of(entry.item.destination)
-        return standing is not None and names_changed(path, standing.table)
 
     def _may_finish(self, one: SourcedItem) -> bool:
         return not (self.is_of_site(one) or self._context.request.dry_run)
@@ -459,6 +439,28 @@ class Surveyor:
         from stager.store.tree_validity import survey_tree  # not needed for files
 
         return partial(survey_tree, standings=self.standings)
+
+
+def _with_way(found: Survey, one: SourcedItem, part: SourcedItem) -> Survey:
+    """Return the survey of a part with how it is made of its entry, if it is a view."""
+    if part is one:
+        return found
+    from stager.rank.view import way_of  # not needed without a store
+
+    way, why = way_of(part.item, one.cache, part.cache)
+    return replace(found, way=way, why=why)
+
+
+def _has_other_names(entry: SourcedItem, standings: Mapping[str, Standing]) -> bool:
+    """Return whether a folder of an entry has got or lost a name since it was staged.
+
+    In a folder of a user's own, further files are welcome; here nobody would find them.
+    """
+    from stager.store.tree_validity import names_changed  # not needed for files
+
+    standing = standings.get(entry.item.destination)
+    path = entry.cache.path_of(entry.item.destination)
+    return standing is not None and names_changed(path, standing.table)
 
 
 def _is_linked(one: SourcedItem) -> bool:
