@@ -255,6 +255,7 @@ CONFLICTS = {
     "decompress": {"extract", "mode=shard"},
     "layout=hub": {"decompress", "mode=shard"},
     "links=follow": {"share=group", "share=all"},
+    "via=link": {"share=group", "share=all"},
 }
 #: The options of a directive that gives none.
 DEFAULT_OPTIONS = Options()

@@ -234,3 +234,11 @@ class _OpenFile(UnnamedFile):
     def __init__(self, folder: str, path: str) -> None:
         self._folder, self._name = folder, ""
         self.descriptor = os.open(path, READ_FILE)
+
+    def rename(self, path: str, folder: int | None = None) -> None:
+        """Give the file the name ``path``, also if it has that already: rename(2) does nothing."""
+        fresh = _new_name(self._folder)
+        give_name(self.descriptor, fresh)
+        os.rename(fresh, path, dst_dir_fd=folder)
+        with suppress(FileNotFoundError):
+            os.unlink(fresh)

@@ -15,7 +15,7 @@ from stager.fs.files import as_stage_error
 from stager.store.locks import Locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mpi4py import MPI
 
@@ -38,10 +38,10 @@ class RefusedError(Exception):
         self.failures = failures
 
 
-class StoreFullError(Exception):
-    """The store of some node has no room for an entry; ``why`` is for the user."""
+class NoEntryError(Exception):
+    """Some items cannot be kept in the nodes' stores: by destination, and ``why`` for the user."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: Mapping[str, str]) -> None:
         super().__init__(why)
         self.why = why
 
@@ -142,12 +142,14 @@ def locked(
     context: Context,
     wanted: Sequence[tuple[Cache, str]],
     on_wait: Callable[[Busy, float], None],
+    names: Mapping[str, str],
 ) -> Iterator[Held]:
     """Hold the locks of the ``wanted`` destinations on all nodes. Collective.
 
     A rank that waits holds no lock, so jobs that stage the same destinations on overlapping nodes
-    cannot deadlock. ``on_wait`` is called before each pause with one locked destination and the
-    seconds waited so far. Raise RefusedError when they exceed the request's ``lock_timeout``.
+    cannot deadlock. ``on_wait`` is called before each pause with one locked destination, by what
+    users call it if ``names`` has that, and the seconds waited so far. Raise RefusedError when they
+    exceed the request's ``lock_timeout``.
     """
     with ExitStack() as stack:
         locks: dict[Cache, Locks] = {}
@@ -156,6 +158,7 @@ def locked(
         pause = _FIRST_PAUSE
         while busy := _try_on_all_nodes(context, wanted, locks):
             _release(wanted, locks)
+            busy = busy._replace(destination=names.get(busy.destination, busy.destination))
             # Rank 0 decides for all, so that all wait equally long and give up together. Random
             # pauses keep two jobs from trying again and again at the same moment.
             pause_share = 0.5 + os.urandom(1)[0] / 510

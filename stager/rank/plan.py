@@ -313,7 +313,7 @@ class Task:
         ``name`` is the file's path in a tree, with a slash before it.
         """
         text = "the bytes read back from the disk differ from those written; use another node"
-        return IntegrityError(f"{self.path}{name}: {text}")
+        return IntegrityError(f"{self.shown or self.path}{name}: {text}")
 
     def mark_damaged(self) -> Failure:
         """Record that this node's copy is damaged, so that no survey finds it current again.

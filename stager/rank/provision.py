@@ -10,14 +10,14 @@ from stager.base.errors import SpaceError
 from stager.base.options import Mode
 from stager.base.outcome import Evicted
 from stager.fs.clone import Way
-from stager.rank.agree import StoreFullError, together
+from stager.rank.agree import NoEntryError, together
 from stager.rank.file_transfer import SIDES, FileSender, Sender, Sink, Transfer
 from stager.rank.plan import Form
 from stager.store.cache import caches_in
-from stager.store.space import Need, rooms
+from stager.store.space import Need, disk_of, rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from stager.rank.agree import Context
     from stager.rank.plan import Task
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a node would evict, or why its store has no room."""
+    """What a node would evict, or why it cannot keep what becomes some destinations."""
 
     evicted: list[Evicted] = field(default_factory=list)
-    full: str = ""
+    unkept: list[tuple[str, str]] = field(default_factory=list)
 
 
 _PLANNED = row_of(_Planned)
@@ -132,11 +132,17 @@ def make_room(
 
     Return those of all nodes that are to go: a dry run evicts none. ``on_evicted`` is called with
     each that is gone on this node: what fails later may be the end of all ranks. No ``wanted``
-    destination is evicted. Raise RefusedError if a node has too little room even so, StoreFullError
+    destination is evicted. Raise RefusedError if a node has too little room even so, NoEntryError
     if it lacks in its store; none was evicted then, unless another process took the room meanwhile.
     """
     needs = _needs_here(context, transfers)
-    needs += [_view_need(*one) for one in views if one[0].receives]
+    needs += [need for one in views if one[0].receives for need in _view_needs(*one)]
+    # What a full store need not keep: all that would be written there, or beside it.
+    unkept = [
+        view.item.destination
+        for view, entry in views
+        if view.receives and (entry.receives or view.way == Way.COPY)
+    ]
     plans: list[RoomPlan] = []
 
     def plan() -> _Planned:
@@ -144,7 +150,7 @@ def make_room(
         lasting = [root for root in space.roots if root not in space.of_job]
         others = caches_in(lasting, node.uid, disk=node.disk)
         plans.extend(rooms(needs, wanted, space, others))
-        return _planned(plans, node.name, space.store if views else "")
+        return _planned(plans, node.name, space.store, unkept)
 
     def make() -> None:
         for room in plans:
@@ -152,27 +158,27 @@ def make_room(
                 on_evicted(one)
 
     answers = together(context, plan, _PLANNED)
-    if full := [one.full for one in answers if one.full]:
-        raise StoreFullError(full[0])
+    if why := {place: text for one in answers for place, text in one.unkept}:
+        raise NoEntryError(why)
     chosen = [one for of_node in answers for one in of_node.evicted]
     if chosen and not context.request.dry_run:
         together(context, make)
     return chosen
 
 
-def _planned(plans: Sequence[RoomPlan], node: str, store: str) -> _Planned:
-    """Return what a node would evict, unless the disk of its ``store`` has too little room.
+def _planned(plans: Sequence[RoomPlan], node: str, store: str, unkept: Sequence[str]) -> _Planned:
+    """Return what a node would evict; what is ``unkept`` if its ``store`` has too little room.
 
-    Raise SpaceError if another disk has.
+    Raise SpaceError if another disk has, or if nothing would be written to the store.
     """
     evicted: list[Evicted] = []
     for room in plans:
         try:
             evicted += [Evicted(node, one.shown, one.size) for one in room.plan()]
         except SpaceError as error:
-            if store not in room.roots:
+            if store not in room.roots or not unkept:
                 raise
-            return _Planned(full=error.message)
+            return _Planned(unkept=[(place, f"{node}: {error.message}") for place in unkept])
     return _Planned(evicted)
 
 
@@ -199,8 +205,8 @@ def _needs_here(context: Context, transfers: Sequence[Transfer]) -> list[Need]:
     ]
 
 
-def _view_need(view: Task, entry: Task) -> Need:
-    """Return what a view takes beside its entry: as much again if it is a copy."""
+def _view_needs(view: Task, entry: Task) -> Iterator[Need]:
+    """Yield what a view takes beside its entry: as much again if it is a copy."""
     size = 0
     if view.way == Way.COPY:
         record = entry.cache.load(entry.item.destination)
@@ -210,7 +216,9 @@ def _view_need(view: Task, entry: Task) -> Need:
         size = max(there, entry.source.allocated, 0 if there else entry.source.facts.size)
     is_estimate = bool(size) and entry.item.options.is_unpacked
     item = view.item
-    return Need(item.root, view.cache, item.destination, size, size, is_estimate)
+    yield Need(item.root, view.cache, item.destination, size, size, is_estimate)
+    if size and disk_of(view.cache) == disk_of(entry.cache):
+        yield Need(entry.item.root, entry.cache, entry.item.destination, 0)
 
 
 def _need(task: Task, need: int, whole: int) -> Need:

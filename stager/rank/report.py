@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stager.base.events import event
+from stager.base.options import Via
 from stager.base.outcome import Counts, ItemReport, Note, NoteKind
 from stager.base.text import listed, printable
 from stager.store.validity import Reason
@@ -138,12 +139,22 @@ def view_report(
     made = [surveys[rank] for rank in task.plan.receivers]
     notes = [*_fates(made, dry_run=dry_run), *report.notes]
     ways = {f"{one.way} ({one.why})" if dry_run and one.why else one.way for one in made}
-    remarks = (*_open_notes(surveys), task.source.environment_note)
+    remarks = (*_open_notes(surveys), task.source.environment_note, _link_note(task))
     notes += [Note(NoteKind.REMARK, text) for text in remarks if text]
     return replace(
         report, source=task.item.source, destination=task.item.destination,
         shard_list=task.item.shard_list, ways=sorted(ways), notes=notes,
     )  # fmt: skip
+
+
+def _link_note(task: Task) -> str:
+    """Return the note on environments in an entry that is linked to: no path in it is changed."""
+    if task.item.options.via is not Via.LINK or not task.source.environments:
+        return ""
+    return (
+        f"note: the Python environment in {printable(task.item.source)} runs from there: a link "
+        "changes no paths; remove via=link"
+    )
 
 
 def _reasons(receivers: Sequence[Survey]) -> list[str]:

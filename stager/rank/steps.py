@@ -9,7 +9,6 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -17,15 +16,14 @@ from stager.base.errors import BusyError, Failure, StageError
 from stager.base.options import Mode
 from stager.base.outcome import Note, NoteKind
 from stager.base.telemetry import Phase, about
-from stager.rank.agree import RefusedError, StaleError, StoreFullError, locked, together
+from stager.rank.agree import NoEntryError, RefusedError, StaleError, locked, together
 from stager.rank.plan import Form, Task, plan_item, plan_views, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell, view_report
 from stager.rank.survey import Surveyor
-from stager.store.entries import has_entry
 from stager.store.validity import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from stager.base.outcome import Evicted, ItemReport, Pace
     from stager.base.telemetry import Stopwatch
@@ -61,8 +59,8 @@ class PlannedItem:
     views: Sequence[PlannedItem] = ()
 
     def is_spoiled(self, rank: int) -> bool:
-        """Whether what a node has, if this is an entry, was changed: it is dropped, not mended."""
-        return self.surveys[rank].reason in (Reason.COPY_CHANGED, Reason.REPLACED)
+        """Whether in what a node has, if this is an entry, something was put: it is dropped."""
+        return self.surveys[rank].reason in (Reason.NAMES_CHANGED, Reason.REPLACED)
 
 
 class StageRun:
@@ -95,8 +93,8 @@ class StageRun:
         while True:
             try:
                 return self._attempt()
-            except StoreFullError as full:
-                self._surveyor.no_store = full.why
+            except NoEntryError as error:
+                self._surveyor.direct.update(error.why)
             except StaleError as stale:
                 # Those with damaged copies are not counted: no copy is found current again.
                 attempts += not stale.damaged
@@ -108,8 +106,8 @@ class StageRun:
         self._watch.enter(Phase.SURVEY)
         items = self._surveyor.look()
         self._watch.enter(Phase.WAIT)
-        known = {one.item.destination: one.shown for one in items}
-        with locked(self._context, self._to_lock(items), partial(self._tell_wait, known)) as held:
+        names = {one.item.destination: one.shown for one in items}
+        with locked(self._context, self._to_lock(items), self._tell_wait, names) as held:
             self._watch.enter(Phase.SURVEY)
             begun = time.monotonic()
             if held.waited:
@@ -146,10 +144,8 @@ class StageRun:
             if not of_site(part)
         ]
 
-    def _tell_wait(self, known: Mapping[str, str], busy: Busy, seconds: float) -> None:
-        """Tell that another process has a destination, which the user may know by another name."""
+    def _tell_wait(self, busy: Busy, seconds: float) -> None:
         if self._rank == 0:
-            busy = busy._replace(destination=known.get(busy.destination, busy.destination))
             tell("waiting", **busy._asdict(), seconds=seconds)
 
     def _plan_unused(self, items: Sequence[SourcedItem]) -> list[PlannedItem]:
@@ -162,11 +158,11 @@ class StageRun:
             parts = [part for one in planned for part in (one, *one.views)]
             own = (one.surveys for one in parts if not one.task.cache.shared)
             ended = self._surveyor.ended_jobs(chain.from_iterable(own))
-            used = [failure for one in parts for failure in _uses_in_the_way(one, ended)]
+            used = [(one, why) for one in parts for why in _uses_in_the_way(one, ended)]
             if not used:
                 break
             if not pause or self._context.request.dry_run:
-                raise RefusedError(used)
+                raise _refusal(used)
             time.sleep(pause)
         return planned
 
@@ -178,7 +174,7 @@ class StageRun:
         for one in items:
             surveys = next(of_parts)
             of_views = [(view, next(of_parts)) for view in one.views]
-            if of_views and all(survey.current for _, found in of_views for survey in found):
+            if of_views and not one.is_linked and all(map(_is_current, of_views)):
                 surveys = of_views[0][1]  # nobody needs the entry, be it there or not
             whole = self._plan_item(one, surveys)
             # Another split of a folder makes another part of each node's.
@@ -222,7 +218,7 @@ class StageRun:
             rank=self._rank,
             since=self._surveyor.since,
             standing=self._surveyor.standings.get(one.item.destination),
-            shown=one.shown,
+            shown=one.shown if one.views else "",
         )
 
     def _make_transfers(self, planned: Sequence[PlannedItem], held: Held) -> list[PlannedItem]:
@@ -298,10 +294,24 @@ class StageRun:
         report = self._earlier.get(one.task.item, report)
         if one.views:
             return [view_report(report, v.task, v.surveys, dry_run=dry_run) for v in one.views]
-        if self._surveyor.no_store and has_entry(one.task.item, self._context.request.space):
-            why = f"note: not kept for the next job: {self._surveyor.no_store}"
-            report = replace(report, notes=[*report.notes, Note(NoteKind.REMARK, why)])
+        if why := self._surveyor.direct.get(one.task.item.destination):
+            note = Note(NoteKind.REMARK, f"note: not kept for the next job: {why}")
+            report = replace(report, notes=[*report.notes, note])
         return [report]
+
+
+def _refusal(used: Sequence[tuple[PlannedItem, Failure]]) -> NoEntryError | RefusedError:
+    """Return the error for items that jobs use. Of an entry, that is no reason not to stage."""
+    kept = {
+        view.task.item.destination: f"{failure.node}: {failure.message}"
+        for one, failure in used
+        for view in one.views
+    }
+    return NoEntryError(kept) if kept else RefusedError([failure for _, failure in used])
+
+
+def _is_current(view: tuple[SourcedItem, Sequence[Survey]]) -> bool:
+    return all(survey.current for survey in view[1])
 
 
 def _drop_spoiled(context: Context, planned: Sequence[PlannedItem]) -> None:
@@ -354,7 +364,7 @@ def _forget_gone(planned: Sequence[PlannedItem], held: Held) -> None:
 
     Else a file of the new folder would be taken for one of them.
     """
-    for one in planned:
+    for one in chain.from_iterable((whole, *whole.views) for whole in planned):
         item, cache = one.task.item, one.task.cache
         locks = held.locks.get(cache)
         if not (locks and one.task.receives and one.task.form in (Form.FOLDER, Form.UNPACKED)):

@@ -17,14 +17,14 @@ from stager.base.errors import DestinationError, SourceError, StageError, UsageE
 from stager.base.options import Lifetime, Mode, Share, Via
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
-from stager.fs.files import copy_mode
+from stager.fs.files import WRITABLE, copy_mode
 from stager.rank.agree import together
 from stager.request.items import check_options
 from stager.source.access import look_at
 from stager.source.description import Listings, Source, SourceFacts
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
-from stager.store.entries import as_entry, entry_of, has_entry
+from stager.store.entries import as_checked, as_entry, entry_of, has_entry
 from stager.store.leases import linked, note_uses
 from stager.store.validity import (
     Reason,
@@ -191,6 +191,11 @@ class SourcedItem:
         return (self, *self.views)
 
     @property
+    def is_linked(self) -> bool:
+        """Whether a view is a symbolic link to this entry."""
+        return any(view.item.options.via is Via.LINK for view in self.views)
+
+    @property
     def shown(self) -> str:
         """The destination that its user knows."""
         return self.views[0].item.destination if self.views else self.item.destination
@@ -213,14 +218,16 @@ class Surveyor:
         self.listings = Listings()
         self.standings: dict[str, Standing] = {}
         self.since = 0
-        #: Why nothing is kept in the nodes' stores, for the user; empty if it is.
-        self.no_store = ""
+        #: The destinations of which the nodes' stores keep nothing, and why, for the user.
+        self.direct: dict[str, str] = {}
 
     def look(self) -> list[SourcedItem]:
         """Look at sources and caches on all nodes. Collective."""
         self._begin()
         looked = together(self._context, self._look_here, _LOOKED)
-        self.no_store = next((one.no_store for one in looked if one.no_store), "")
+        if why := next((one.no_store for one in looked if one.no_store), ""):
+            items = self._context.request.items
+            self.direct |= {one.destination: why for one in items if self._entry_of(one)}
         found = map(self._sourced, self._context.request.items, looked[0].sources)
         return self._with_entries([*found])
 
@@ -234,13 +241,14 @@ class Surveyor:
             whole = one
             if entry := self._entry_of(one.item):
                 whole = found.get(entry.destination) or self._sourced(entry, as_entry(one.source))
-                whole = replace(whole, views=(*whole.views, one))
+                checked = as_checked(whole.item, entry)
+                whole = replace(whole, item=checked, views=(*whole.views, one))
             found[whole.item.destination] = whole
         return [*found.values()]
 
     def _entry_of(self, item: StageItem) -> StageItem | None:
         space = self._context.request.space
-        if self.no_store or not has_entry(item, space):
+        if item.destination in self.direct or not has_entry(item, space):
             return None
         return entry_of(item, space.store, self._context.node.uid)
 
@@ -256,13 +264,13 @@ class Surveyor:
         for item in request.items:
             if item.root not in self._caches:
                 self._caches[item.root] = self._open(item)
-        no_store = self.no_store
+        no_store = ""
         entries = [entry for item in request.items if (entry := self._entry_of(item))]
         try:
             if entries and entries[0].root not in self._caches:
                 self._caches[entries[0].root] = self._open(entries[0])
         except StageError as error:
-            entries, no_store = [], error.message
+            entries, no_store = [], f"{self._context.node.name}: {error.message}"
         if self._rank:  # while rank 0 lists the sources, the others look at their copies
             self.standings.update(self._look_at_copies((*request.items, *entries)))
         return _Looked(sources, no_store)
@@ -363,7 +371,7 @@ class Surveyor:
         destinations = [
             one.item.destination for one in items if one.item.root not in request.space.of_job
         ]
-        destinations += [linked(one.item.destination) for one in items if _is_linked(one)]
+        destinations += [linked(one.item.destination) for one in items if one.is_linked]
         if destinations:
             note_uses(node.uid, request.job, destinations, reader)
 
@@ -384,8 +392,8 @@ class Surveyor:
                 raise
             # Whatever is in the place of an entry is nobody's own, and goes.
             found = Survey(node.name, Reason.REPLACED, "", changed=True)
-        if one.views and not found.reason and _has_other_names(one, self.standings):
-            found = replace(found, reason=Reason.COPY_CHANGED, changed=True)
+        if one.views:
+            found = _judged(found, one, self.standings)
         found = replace(found, open_to=open_to(path, one.cache))
         if not self.is_of_site(one):
             found = self._with_what_is_there(found, one, path)
@@ -430,7 +438,9 @@ class Surveyor:
     def _survey_function(self, one: SourcedItem, whole: SourcedItem) -> Callable[..., Survey]:
         if self.is_of_site(one):
             return survey_shared
-        if whole is not one and one.item.options.via is Via.LINK:
+        path = one.cache.path_of(one.item.destination)
+        is_link = os.path.islink(path) or not os.path.lexists(path)
+        if whole is not one and one.item.options.via is Via.LINK and is_link:
             from stager.rank.view import survey_link  # rarely needed
 
             return partial(survey_link, entry=whole.cache.path_of(whole.item.destination))
@@ -442,8 +452,8 @@ class Surveyor:
 
 
 def _with_way(found: Survey, one: SourcedItem, part: SourcedItem) -> Survey:
-    """Return the survey of a part with how it is made of its entry, if it is a view."""
-    if part is one:
+    """Return the survey of a part with how it is made of its entry, if it is a view to be made."""
+    if part is one or (found.current and part.item.options.mode is not Mode.SHARD):
         return found
     from stager.rank.view import way_of  # not needed without a store
 
@@ -451,21 +461,20 @@ def _with_way(found: Survey, one: SourcedItem, part: SourcedItem) -> Survey:
     return replace(found, way=way, why=why)
 
 
-def _has_other_names(entry: SourcedItem, standings: Mapping[str, Standing]) -> bool:
-    """Return whether a folder of an entry has got or lost a name since it was staged.
+def _judged(found: Survey, entry: SourcedItem, standings: Mapping[str, Standing]) -> Survey:
+    """Return the survey of an entry: nobody may write to it, nor put anything into its folders.
 
     In a folder of a user's own, further files are welcome; here nobody would find them.
     """
-    from stager.store.tree_validity import names_changed  # not needed for files
-
-    standing = standings.get(entry.item.destination)
     path = entry.cache.path_of(entry.item.destination)
-    return standing is not None and names_changed(path, standing.table)
+    if standing := standings.get(entry.item.destination):
+        from stager.store.tree_validity import names_changed  # not needed for files
 
-
-def _is_linked(one: SourcedItem) -> bool:
-    """Return whether a view of an entry is a symbolic link to it."""
-    return any(view.item.options.via is Via.LINK for view in one.views)
+        if names_changed(path, standing.table):
+            return replace(found, reason=Reason.NAMES_CHANGED, changed=True)
+    elif found.current and os.lstat(path).st_mode & WRITABLE:
+        return replace(found, reason=Reason.COPY_CHANGED, changed=True)
+    return found
 
 
 def _ended_jobs(own: int, jobs: Sequence[int]) -> list[int]:

@@ -7,11 +7,10 @@ made is recorded, protected and brought to a new version as any copy. It needs n
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from stager.base.errors import DestinationError
+from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Relocate, Share, Verify, Via
 from stager.base.outcome import Counts
 from stager.base.telemetry import about
@@ -31,7 +30,6 @@ from stager.rank.file_transfer import FileSink, Published, Sink
 from stager.rank.plan import Form
 from stager.rank.tree_transfer import TreeSink
 from stager.store.cache import check_inodes
-from stager.store.entries import is_entry
 from stager.store.parents import made_parents
 from stager.store.validity import Reason, Survey, own_lstat
 from stager.tree.environments import (
@@ -68,11 +66,17 @@ def way_of(item: StageItem, store: Cache, cache: Cache) -> tuple[Way, str]:
     That is empty for a reflink, and where the item's options say it. Raise DestinationError or
     SpaceError.
     """
-    if item.options.via is not Via.AUTO:
-        return (Way.LINK if item.options.via is Via.LINK else Way.COPY), ""
+    path = cache.path_of(item.destination)
+    if item.options.via is Via.LINK and (os.path.islink(path) or not os.path.lexists(path)):
+        return Way.LINK, ""  # else a copy is there, made when the store had no room
+    if item.options.via is Via.COPY:
+        return Way.COPY, ""
     folders = [existing_folder_above(f"{one.partial}/") for one in (store, cache)]
-    with stage_errors(folders[1]):
-        way, why = clone.way_between(*folders)
+    try:
+        with stage_errors(folders[1]):
+            way, why = clone.way_between(*folders)
+    except SpaceError:  # room is made later
+        return Way.COPY, "the disk is full"
     if way is Way.HARD_LINK and item.options.share is not Share.NONE:
         return Way.COPY, "another name has the same permissions"
     return way, why
@@ -85,18 +89,14 @@ def survey_link(
 
     Raise DestinationError if something else is there that is no link into a store.
     """
-    there = own_lstat(path)
-    if there is None:
-        return Survey(node, Reason.ABSENT, "")
-    target = os.readlink(path) if stat.S_ISLNK(there.st_mode) else ""
-    if target == entry:
-        return Survey(node, None, "")
-    if not is_entry(target):
+    if (there := own_lstat(path)) is not None:
         raise DestinationError(
             f"{path} is {kind_of(there.st_mode)}; it is kept: move it, delete it, or choose "
             "another destination"
         )
-    return Survey(node, Reason.OTHER_SOURCE, "")
+    if not os.path.lexists(path):
+        return Survey(node, Reason.ABSENT, "")
+    return Survey(node, None if os.readlink(path) == entry else Reason.OTHER_SOURCE, "")
 
 
 def make_views(context: Context, views: Sequence[tuple[Task, Task]]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.base.options import DEFAULT_OPTIONS
+from stager.base.options import DEFAULT_OPTIONS, Lifetime, Validate, Verify
 from stager.base.paths import RECORDS_FOLDER, STORE_FOLDER
 from stager.fs.files import WRITABLE, copy_mode
 from stager.request.items import StageItem, copy_name
@@ -44,7 +44,8 @@ def shown(record: Record) -> str:
 
 def has_entry(item: StageItem, space: Space) -> bool:
     """Return whether an item is kept in the node's store: its own root goes with the job."""
-    return bool(space.store) and item.root in space.of_job and not item.shared
+    lasts = item.options.lifetime is not Lifetime.JOB
+    return bool(space.store) and item.root in space.of_job and not item.shared and lasts
 
 
 def entry_of(item: StageItem, store: str, uid: int) -> StageItem:
@@ -62,6 +63,17 @@ def entry_of(item: StageItem, store: str, uid: int) -> StageItem:
     folder = f"{store}/{RECORDS_FOLDER}/{uid}/{STORE_FOLDER}/{key}"
     # What is changed in an entry is nobody's own.
     return StageItem(item.source, f"{folder}/{name}", store, replace(options, replace=True))
+
+
+def as_checked(entry: StageItem, other: StageItem) -> StageItem:
+    """Return the ``entry`` with the stricter checks of two items, of which both are views."""
+    one, two = entry.options, other.options
+    options = replace(
+        one,
+        validate=max(one.validate, two.validate, key=list(Validate).index),
+        verify=max(one.verify, two.verify, key=list(Verify).index),
+    )
+    return replace(entry, options=options)
 
 
 def as_entry(source: Source) -> Source:

@@ -455,7 +455,7 @@ def _whole(needs: Iterable[Need]) -> int:
 def _replaced_by(need: Need, old: Candidate) -> Replaced:
     # That this job uses it does not count, and whether another one does is told by evict.
     kept = max(0, need.whole - need.need)
-    return Replaced(old.destination, old.size, old.size - kept, old.held is Held.PINNED)
+    return Replaced(old.shown, old.size, old.size - kept, old.held is Held.PINNED)
 
 
 def rooms(
@@ -467,17 +467,18 @@ def rooms(
     """Return a `RoomPlan` for each disk of ``needs``; ``others`` are all caches of the user."""
     by_disk: dict[int, list[Need]] = {}
     for need in needs:
-        by_disk.setdefault(_disk_of(need.cache), []).append(need)
+        by_disk.setdefault(disk_of(need.cache), []).append(need)
     caches: dict[int, set[Cache]] = {}
     for cache in others:
-        caches.setdefault(_disk_of(cache), set()).add(cache)
+        caches.setdefault(disk_of(cache), set()).add(cache)
     return [
         RoomPlan(together, wanted, space, caches.get(number, ()))
         for number, together in by_disk.items()
     ]
 
 
-def _disk_of(cache: Cache) -> int:
+def disk_of(cache: Cache) -> int:
+    """Return the number of the disk that a cache is on."""
     return os.stat(_existing(cache)).st_dev
 
 

@@ -33,6 +33,7 @@ from stager.fs.files import (
     read_back,
     who_could_replace,
 )
+from stager.store.entries import is_entry
 from stager.store.record import has_open_names, is_ours
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class Reason(StrEnum):
     #: A folder's listing is another one: by a change, or by other options include and exclude.
     LISTING_CHANGED = "the source changed, or other files of it are wanted"
     COPY_CHANGED = "the copy changed"
+    #: Of an entry in the store.
+    NAMES_CHANGED = "something was put into the copy"
     DAMAGED = "it is damaged"
     RELOCATED_DIFFERENTLY = "relocated differently"
     SHARED_DIFFERENTLY = "shared differently"
@@ -373,8 +376,9 @@ def _has_digest(path: str, digest: str) -> bool:
 
 
 def own_lstat(path: str) -> os.stat_result | None:
-    """Return the lstat of ``path``, None if nothing is there. Raise DestinationError if it is
-    somebody else's.
+    """Return the lstat of ``path``, None if nothing is there but a link to an entry of a store.
+
+    Raise DestinationError if it is somebody else's.
     """
     try:
         there = os.lstat(path)
@@ -382,6 +386,8 @@ def own_lstat(path: str) -> os.stat_result | None:
         return None  # `check_folder` looks at the folder above
     except OSError as error:
         raise as_stage_error(error, path) from None
+    if stat.S_ISLNK(there.st_mode) and is_entry(os.readlink(path)):
+        return None  # with via=link, that is all that is staged there
     if there.st_uid != os.getuid():
         owner = name_of(there.st_uid)
         raise DestinationError(f"{path} belongs to {owner}; choose {_another_place(path)}")

@@ -5,18 +5,20 @@ job.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.base.options import Via
+from stager.base.options import Lifetime, Validate, Via
 from stager.base.outcome import Counts
+from stager.fs.files import remove_tree
 from stager.request.items import Work
 from stager.tree.walk import walk
 from tests.support.store_world import StoreWorld
-from tests.support.tree_world import ALL, archive_of, files_beneath, seen
+from tests.support.tree_world import ALL, archive_of, damage, files_beneath, seen
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -151,7 +153,81 @@ def test_what_the_store_has_no_room_for_goes_to_the_job_alone(world: StoreWorld)
     assert found.received == world.nodes
     assert [path for path in world.entries.rglob("*") if path.is_file()] == []
     (note,) = found.notes
-    assert note.text.startswith("note: not kept for the next job: /nvme: not enough room")
+    begin = r"note: not kept for the next job: node\d: /nvme: not enough room"
+    assert re.match(begin, note.text), note.text
+    # A link that was asked for is a copy then, and stays one.
+    linked = world.into("/job2", via=Via.LINK)
+    assert linked.received == world.nodes
+    world.request = replace(world.request, space=replace(space, user_limit=0))
+    assert world.into("/job2", via=Via.LINK).received == world.nodes  # the entry
+    assert not world.seen("/job2").is_symlink()
+    assert files_beneath(world.seen("/job2")) == files_beneath(world.source)
+
+
+def test_what_one_item_lacks_in_the_store_is_no_others_lack(world: StoreWorld) -> None:
+    small = world.source / "sub1/file1"
+    world.into("/job1", small)
+    space = replace(world.request.space, user_limit=64 << 10)
+    world.request = replace(world.request, space=space)
+    items = (
+        *world.items(source=str(small), destination="/job2/file1", root="/job2"),
+        *world.items(source=str(world.source), destination="/job2/source", root="/job2"),
+    )
+    outcome = world.run(items=items)
+    assert not outcome.failures
+    assert [one.received for one in outcome.items] == [[], world.nodes]
+    assert [len(one.notes) for one in outcome.items] == [0, 1]
+
+
+@pytest.mark.parametrize("spoil", ["source", "entry", "always"])
+def test_a_link_is_current_if_what_it_leads_to_is(world: StoreWorld, spoil: str) -> None:
+    world.into("/job1", via=Via.LINK)
+    validate = Validate.STAT
+    if spoil == "source":
+        world.on_first(lambda: (world.source / "large").write_bytes(b"new"))
+    elif spoil == "entry":
+        remove_tree(str(world.entry()))
+    else:
+        validate = Validate.ALWAYS
+    assert world.into("/job1", via=Via.LINK, validate=validate).received == world.nodes
+    assert files_beneath(world.seen("/job1")) == files_beneath(world.source)
+    # Without the option, a folder of its own takes the link's place.
+    world.into("/job1")
+    assert not world.seen("/job1").is_symlink()
+    assert files_beneath(world.seen("/job1")) == files_beneath(world.source)
+
+
+def test_an_entry_is_checked_as_the_strictest_of_its_views_asks(world: StoreWorld) -> None:
+    world.into("/job1", via=Via.COPY)
+    path = world.entry() / "sub1/file1"
+    path.chmod(0o600)
+    damage(path)
+    path.chmod(0o400)
+    (one,) = world.items(source=str(world.source), destination="/job2/a", root="/job2")
+    options = replace(one.options, validate=Validate.CHECKSUM)
+    other = replace(one, destination="/job2/b", options=options)
+    assert not world.run(items=(one, other)).failures
+    for name in "ab":
+        assert files_beneath(world.seen("/job2", name)) == files_beneath(world.source)
+
+
+def test_a_single_file_that_can_be_written_is_made_anew(world: StoreWorld) -> None:
+    source = world.source / "large"
+    world.into("/job1", source)
+    world.entry("large").chmod(0o644)
+    assert world.into("/job2", source).received == world.nodes
+    assert world.entry("large").stat().st_mode & 0o777 == 0o400
+
+
+def test_what_a_job_changed_in_an_entry_alone_moves_again(world: StoreWorld) -> None:
+    world.into("/job1", via=Via.COPY)
+    (world.entry() / "sub1/file1").chmod(0o600)
+    assert world.into("/job2", via=Via.COPY).tree == Counts(ALL.files, 1, 1)
+
+
+def test_a_copy_for_the_job_alone_is_not_kept(world: StoreWorld) -> None:
+    world.into("/job1", lifetime=Lifetime.JOB)
+    assert not world.entries.exists()
 
 
 def test_a_dry_run_tells_how_it_would_be_made(world: StoreWorld) -> None:
