@@ -116,6 +116,14 @@ def together(context: Context, step: Callable[[], Any], answer: Codec[Any] = NOT
     return [answer for answer, _ in answers]
 
 
+class Wanted(NamedTuple):
+    """A lock that a rank wants: one that others may have, too, if it is ``shared``."""
+
+    cache: Cache
+    destination: str
+    shared: bool = False
+
+
 class Busy(NamedTuple):
     """A destination that another process has locked on a node. ``holder`` is as in ``job 17``."""
 
@@ -140,7 +148,7 @@ class Held:
 @contextmanager
 def locked(
     context: Context,
-    wanted: Sequence[tuple[Cache, str]],
+    wanted: Sequence[Wanted],
     on_wait: Callable[[Busy, float], None],
     names: Mapping[str, str],
 ) -> Iterator[Held]:
@@ -184,34 +192,32 @@ def _timed_out(busy: Busy, waited: float) -> Failure:
 
 
 def _open_locks(
-    wanted: Sequence[tuple[Cache, str]],
+    wanted: Sequence[Wanted],
     locks: dict[Cache, Locks],
     stack: ExitStack,
 ) -> None:
-    for cache, _ in wanted:
+    for cache, _, _ in wanted:
         if cache not in locks:
             locks[cache] = Locks(cache)
             stack.callback(locks[cache].close)
 
 
 def _try_on_all_nodes(
-    context: Context, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
+    context: Context, wanted: Sequence[Wanted], locks: dict[Cache, Locks]
 ) -> Busy | None:
     """Try to take all locks on all nodes. Return the first that another process has. Collective."""
     answers = together(context, lambda: _try_locks(context.node, wanted, locks), optional(_BUSY))
     return next((answer for answer in answers if answer), None)
 
 
-def _try_locks(
-    node: Node, wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]
-) -> Busy | None:
+def _try_locks(node: Node, wanted: Sequence[Wanted], locks: dict[Cache, Locks]) -> Busy | None:
     """Take this node's locks, up to the first that another process has; return that one."""
-    for cache, destination in wanted:
-        if not locks[cache].take(destination):
+    for cache, destination, shared in wanted:
+        if not locks[cache].take(destination, shared=shared):
             return Busy(node.name, destination, locks[cache].holder(destination))
     return None
 
 
-def _release(wanted: Sequence[tuple[Cache, str]], locks: dict[Cache, Locks]) -> None:
-    for cache, destination in wanted:
+def _release(wanted: Sequence[Wanted], locks: dict[Cache, Locks]) -> None:
+    for cache, destination, _ in wanted:
         locks[cache].release(destination)

@@ -16,7 +16,7 @@ from stager.base.errors import BusyError, Failure, StageError
 from stager.base.options import Mode
 from stager.base.outcome import Note, NoteKind
 from stager.base.telemetry import Phase, about
-from stager.rank.agree import NoEntryError, RefusedError, StaleError, locked, together
+from stager.rank.agree import NoEntryError, RefusedError, StaleError, Wanted, locked, together
 from stager.rank.plan import Form, Task, plan_item, plan_views, settings_for, settings_to_send
 from stager.rank.report import Delivered, Progress, item_report, tell, view_report
 from stager.rank.survey import Surveyor
@@ -104,15 +104,35 @@ class StageRun:
     def _attempt(self) -> list[ItemReport]:
         """Take all steps once. Collective."""
         self._watch.enter(Phase.SURVEY)
-        items = self._surveyor.look()
+        items: Sequence[SourcedItem] = self._surveyor.look()
+        if any(one.views for one in items):
+            # Of an entry that all nodes have, several jobs of a node make theirs at once.
+            reports, items = self._attempt_locked(items, shared=True)
+            if reports is not None:
+                return reports
+        reports, _ = self._attempt_locked(items, shared=False)
+        assert reports is not None
+        return reports
+
+    def _attempt_locked(
+        self, items: Sequence[SourcedItem], *, shared: bool
+    ) -> tuple[list[ItemReport] | None, Sequence[SourcedItem]]:
+        """Take all steps but the first with all locks, those of entries ``shared``. Collective.
+
+        Return the reports, None if an entry would have to be changed, and the items as they are.
+        """
         self._watch.enter(Phase.WAIT)
         names = {one.item.destination: one.shown for one in items}
-        with locked(self._context, self._to_lock(items), self._tell_wait, names) as held:
+        wanted = self._to_lock(items, shared=shared)
+        with locked(self._context, wanted, self._tell_wait, names) as held:
             self._watch.enter(Phase.SURVEY)
             begun = time.monotonic()
             if held.waited:
                 items = self._surveyor.look_again(items)
+            self._surveyor.is_alone = not shared
             planned = self._plan_unused(items)
+            if shared and any(one.views and one.task.plan.receivers for one in planned):
+                return None, items
             planned = self._make_transfers(planned, held)
             _forget_gone(planned, held)
             reports: list[ItemReport] = []
@@ -125,20 +145,20 @@ class StageRun:
                     self._add_paces(found.paces)
                     reports += self._reports(one, found, seconds)
             self._surveyor.note_uses(items)
-            return reports
+            return reports, items
 
     def _add_paces(self, paces: Sequence[Pace]) -> None:
         if paces and self.paces:
             paces = [old + new for old, new in zip(self.paces, paces, strict=True)]
         self.paces = list(paces) or self.paces
 
-    def _to_lock(self, items: Sequence[SourcedItem]) -> list[tuple[Cache, str]]:
+    def _to_lock(self, items: Sequence[SourcedItem], *, shared: bool) -> list[Wanted]:
         """Return the destinations to lock: none in a dry run, which waits for no other job."""
         if self._context.request.dry_run:
             return []
         of_site = self._surveyor.is_of_site
         return [
-            (part.cache, part.item.destination)
+            Wanted(part.cache, part.item.destination, shared and bool(part.views))
             for one in items
             for part in one.parts
             if not of_site(part)

@@ -218,6 +218,8 @@ class Surveyor:
         self.listings = Listings()
         self.standings: dict[str, Standing] = {}
         self.since = 0
+        #: Whether no other process has a lock of what is surveyed.
+        self.is_alone = True
         #: The destinations of which the nodes' stores keep nothing, and why, for the user.
         self.direct: dict[str, str] = {}
 
@@ -402,7 +404,7 @@ class Surveyor:
         return found
 
     def _may_finish(self, one: SourcedItem) -> bool:
-        return not (self.is_of_site(one) or self._context.request.dry_run)
+        return self.is_alone and not (self.is_of_site(one) or self._context.request.dry_run)
 
     def _with_what_is_there(self, found: Survey, one: SourcedItem, path: str) -> Survey:
         """Return the survey of an item with what its user is to be told of what is at ``path``."""

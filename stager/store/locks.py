@@ -41,20 +41,22 @@ class Locks:
                 self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
 
-    def take(self, destination: str) -> bool:
+    def take(self, destination: str, *, shared: bool = False) -> bool:
         """Take the destination's lock. Return False if another process has it.
 
-        What a process announced, and did not publish before it died, is removed.
+        A ``shared`` one is for who only reads what is there: several processes may have it. With
+        another one, what a process announced, and did not publish before it died, is removed.
         """
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         with stage_errors(self._path):
             try:
-                fcntl.lockf(
-                    self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._offset(destination)
-                )
+                offset = self._offset(destination)
+                fcntl.lockf(self._descriptor, kind | fcntl.LOCK_NB, 1, offset)
             except (BlockingIOError, PermissionError):
                 return False
-        self._held.add(destination)
-        self._cache.settle(destination)
+        if not shared:
+            self._held.add(destination)
+            self._cache.settle(destination)
         return True
 
     def release(self, destination: str) -> None:
