@@ -131,6 +131,9 @@ def test_nothing_waits_where_the_first_node_can_tell_slurm_nothing(
     said = [one for one in failed.value.stderr.splitlines() if one.startswith("stage: ")]
     assert said == [f"stage: {one}" for one in expected]
     assert not moved.shared("started").exists()
+    # What could not be run could not clean up: the next job on the node sees to that.
+    moved.run(f"srun -N1 -w n1 {WISH} true")
+    moved.await_epilogs()
 
 
 @pytest.mark.usefixtures("_task_prolog")

@@ -56,7 +56,7 @@ while [ $# -gt 0 ]; do
 	[ "$1" = --script ] && [ "$2" ] && lines=$(grep -c '^#STAGE' "$2")
 	shift
 done
-echo "list ${list%% *}, $lines lines"
+echo "list ${list%% *}, $lines lines" >&2
 """
 
 
