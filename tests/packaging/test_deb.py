@@ -118,6 +118,10 @@ srun --help | grep -o -e --stage=SRC:DST
 echo '# edited' >>/etc/slurm/stage.toml
 dpkg --install /tmp/debs/*.deb
 tail -1 /etc/slurm/stage.toml
+slurm-stage disable
+dpkg --install /tmp/debs/*.deb
+srun --help | grep -c -e --stage || true
+slurm-stage enable
 mkdir -p /run/slurm-stage/jobs
 dpkg --remove slurm-stage slurm-stage-plugin
 changed
@@ -144,6 +148,12 @@ slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
 /usr/lib/slurm-stage/lib/spank_stage.so, which Slurm can load
 slurm-stage: set roots in /etc/slurm/stage.toml, then run: slurm-stage enable
 # edited
+slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf is removed: \
+Slurm loads the plugin no more
+0
+slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
+/usr/lib/slurm-stage/lib/spank_stage.so, which Slurm can load
+slurm-stage: set roots in /etc/slurm/stage.toml, then run: slurm-stage enable
 slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf is removed: \
 Slurm loads the plugin no more
 /etc/slurm/slurm.conf
