@@ -3,12 +3,13 @@
  *
  * The order in which the files act in the life of a job:
  *
- *   sbatch, salloc, srun     options.c   collects the values of --stage, --stage-tolerate and
- * SBATCH_STAGE submit.c    checks them and passes the list to the job, and --quiet on each node, as
- * root    prepare.c   makes the user's folders, in the helper's step only mark.c      marks the job
- * as one that stages here room.c      mounts the user's room beneath /run on each node, as user
- * gate.c      holds the tasks until every node has its files there, at the job's end  mark.c cleans
- * up after the job and removes its mark, as root
+ *   sbatch, salloc, srun     options.c  collects the values of --stage and --stage-tolerate
+ *                            submit.c   checks them and passes the list to the job
+ *   each node, as root       prepare.c  makes the user's folders; in the helper's step only
+ *                            mark.c     marks the job as one that stages here
+ *                            room.c     mounts the user's room beneath /run
+ *   each node, as the user   gate.c     holds the tasks until every node has its files
+ *   the job's end, as root   mark.c     cleans up after the job and removes its mark
  *
  * In each of them, order.c finds out whether pyxis is listed before this plugin.
  *

@@ -43,7 +43,7 @@ def pack(folder: str, archive: str | None, as_json: bool) -> None:
 
     ARCHIVE is FOLDER.tar.zst by default. A name that ends in .sqsh makes a squashfs image, which
     is staged as it is. Nothing is packed if ARCHIVE is up to date, and no other file is replaced.
-    Only those can read ARCHIVE who can read all of FOLDER.
+    ARCHIVE is readable by its owner alone.
     """
     beside = f"{absolute(folder)}{SUFFIX}"
     path = archive or beside

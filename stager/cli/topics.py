@@ -37,7 +37,7 @@ class Section(NamedTuple):
 _REQUEST = """
     A directive asks for one file or folder. It stands after `--stage=` of sbatch, salloc and srun,
     after `#STAGE` and a blank in a batch script, and as an argument of `stagectl stage`. Options
-    follow, each behind a comma.
+    follow, each after a comma.
 
     `--stage` may be repeated. Those on the command line are added to those of the script. `;` joins
     directives in one value.

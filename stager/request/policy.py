@@ -475,7 +475,7 @@ class Report(_Section):
     code.
     """
     job_comment: Literal["all", "failed", "none"] = "failed"
-    """The jobs whose comment says how their stage ended, behind a comment of the user's own:
+    """The jobs whose comment says how their stage ended, after a comment of the user's own:
     `all`, `failed` or `none`. It takes two requests to slurmctld for each of these jobs.
     """
 
