@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from stager.base.errors import exit_codes
 from stager.base.options import CONFLICTS, DEFAULT_OPTIONS, WAYS
 from stager.request.names import LETTERS, SPELLINGS
-from stager.source.schemes import URLS, Scheme
+from stager.source.schemes import URLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from stager.request.keys import Key
+    from stager.source.schemes import Scheme
 
 
 class Section(NamedTuple):
@@ -74,17 +75,6 @@ _OF_SLURM = {
     "--stage-tolerate=N": "of sbatch: up to `N` nodes, or `N%` of them, may fail and leave the job",
     "-Q, --quiet": "on the command line: print failures alone",
 }
-#: What each kind of URL names.
-_URLS: Mapping[Scheme, str] = {
-    Scheme.AZ: "an object of Azure's blobs",
-    Scheme.S3: "an object of S3, also with `?versionId=ID`",
-    Scheme.GS: "an object of Google's storage",
-    Scheme.HF: "a model of the Hugging Face Hub, or with `datasets/` before ORG a data set; "
-    "REVISION is a branch, tag or commit, else `main`",
-    Scheme.HTTPS: "a file of a web server; one with a secret is in a file of mode 600, `@/FILE`",
-    Scheme.HTTP: "the same, where the site names it; nobody proves who answers",
-    Scheme.DOCKER: "a container image, also by `@sha256:DIGEST`; it becomes a squashfs file",
-}
 
 
 def option_rows() -> Iterator[tuple[str, str]]:
@@ -97,7 +87,7 @@ def option_rows() -> Iterator[tuple[str, str]]:
 
 def _directives() -> Iterator[Section]:
     yield Section("SRC:DST[,option[=value]…]", _REQUEST)
-    yield Section("SRC", _SRC, tuple((one.shape, _URLS[one]) for one in URLS))
+    yield Section("SRC", _SRC, tuple((one.shape, one.meaning) for one in URLS))
     yield Section("DST", _DST)
     letters = ((_spellings(letter), meaning) for letter, meaning in LETTERS.items())
     yield Section("Names", _NAMES, tuple(letters))
@@ -165,30 +155,18 @@ _STORES = """
     These reach the processes that stage, on all nodes of the job. They stand in no argument list,
     record or log. Files that they name must be readable on the nodes.
     """
-#: Where else credentials are looked for: `launch.credentials`.
-_ELSE: Mapping[Scheme, str] = {
-    Scheme.AZ: "else `AZURE_STORAGE_KEY` or `AZURE_STORAGE_CONNECTION_STRING`, else the identity "
-    "of the machine",
-    Scheme.S3: "else the profile that `AWS_PROFILE` names, in `~/.aws`, else the identity of the "
-    "machine",
-    Scheme.GS: "else the file in `~/.config/gcloud`, else the identity of the machine",
-    Scheme.HF: "else the token of a login, in `~/.cache/huggingface`",
-    Scheme.HTTPS: "the URL in `@/FILE`, else `~/.netrc`",
-    Scheme.DOCKER: "else `$XDG_RUNTIME_DIR/containers/auth.json`, "
-    "`~/.config/containers/auth.json` or `~/.docker/config.json`",
-}
 
 
 def _environment() -> Iterator[Section]:
     yield Section("What you may set", rows=tuple(_SET.items()))
     yield Section("What a job's script finds", rows=tuple(_FOUND.items()))
-    opened = ((f"{one}:", _opened_by(one)) for one in URLS if one is not Scheme.HTTP)
+    opened = ((f"{one}:", _opened_by(one)) for one in URLS if one.opener)
     yield Section("What opens stores", _STORES, tuple(opened))
 
 
 def _opened_by(scheme: Scheme) -> str:
     names = () if scheme.is_web else (*scheme.credentials, *scheme.endpoints)
-    return "; ".join(filter(None, (", ".join(f"`{name}`" for name in names), _ELSE[scheme])))
+    return "; ".join(filter(None, (", ".join(f"`{name}`" for name in names), scheme.opener)))
 
 
 _FILE = """

@@ -44,6 +44,10 @@ class Scheme(StrEnum):
 
     #: What a URL looks like; empty for what is none, or none that can be staged.
     shape: str
+    #: For users: what it names, and what opens it besides variables; empty if that is said of the
+    #: kind before. See `launch.credentials`.
+    meaning: str
+    opener: str
     #: The variables of a job's environment that open it, and those that may name another endpoint
     #: than the vendor's.
     credentials: tuple[str, ...]
@@ -59,6 +63,8 @@ class Scheme(StrEnum):
         cls,
         name: str,
         shape: str,
+        meaning: str = "",
+        opener: str = "",
         credentials: tuple[str, ...] = (),
         endpoints: tuple[str, ...] = (),
         vendors: tuple[str, ...] = (),
@@ -67,23 +73,30 @@ class Scheme(StrEnum):
         """Make a member; the arguments are the fields."""
         self = str.__new__(cls, name)
         self._value_ = name
-        self.shape, self.credentials, self.endpoints = shape, credentials, endpoints
+        self.shape, self.meaning, self.opener = shape, meaning, opener
+        self.credentials, self.endpoints = credentials, endpoints
         self.vendors, self.keepers = vendors, keepers
         return self
 
     AZ = (
-        "az", "az://ACCOUNT/CONTAINER/PATH",
+        "az", "az://ACCOUNT/CONTAINER/PATH", "an object of Azure's blobs",
+        (
+            "else `AZURE_STORAGE_KEY` or `AZURE_STORAGE_CONNECTION_STRING`, else the identity of "
+            "the machine"
+        ),
         _AZURE, ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
         ("windows.net",), ("microsoftonline.com", "169.254.0.0/16"),
     )  # fmt: skip
     S3 = (
-        "s3", "s3://BUCKET/KEY",
+        "s3", "s3://BUCKET/KEY", "an object of S3, also with `?versionId=ID`",
+        "else the profile that `AWS_PROFILE` names, in `~/.aws`, else the identity of the machine",
         _AWS, ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
         ("amazonaws.com", "amazonaws.com.cn"),
         ("sts.{region}.amazonaws.com", "169.254.0.0/16", "fd00:ec2::254"),
     )  # fmt: skip
     GS = (
-        "gs", "gs://BUCKET/KEY",
+        "gs", "gs://BUCKET/KEY", "an object of Google's storage",
+        "else the file in `~/.config/gcloud`, else the identity of the machine",
         _GOOGLE, ("GOOGLE_BASE_URL",),
         ("googleapis.com",),
         (
@@ -91,13 +104,36 @@ class Scheme(StrEnum):
             "169.254.0.0/16",
         ),
     )  # fmt: skip
-    #: A model or a data set on a hub.
-    HF = "hf", "hf://ORG/MODEL[@REVISION]", ("HF_TOKEN",), ("HF_ENDPOINT",)
-    HTTPS = "https", "https://HOST/PATH", (URL_SECRETS,)
-    #: Only where the site names it: nobody proves who answers.
-    HTTP = "http", "http://HOST/PATH", (URL_SECRETS,)
-    #: A container image in a registry; see `image_name`.
-    DOCKER = "docker", "docker://REGISTRY/NAME:TAG", (AUTH_FILE,)
+    HF = (
+        "hf", "hf://ORG/MODEL[@REVISION]",
+        (
+            "a model of the Hugging Face Hub, or with `datasets/` before ORG a data set; REVISION "
+            "is a branch, tag or commit, else `main`"
+        ),
+        "else the token of a login, in `~/.cache/huggingface`",
+        ("HF_TOKEN",), ("HF_ENDPOINT",),
+    )  # fmt: skip
+    HTTPS = (
+        "https", "https://HOST/PATH",
+        "a file of a web server; one with a secret is in a file of mode 600, `@/FILE`",
+        "the URL in `@/FILE`, else `~/.netrc`",
+        (URL_SECRETS,),
+    )  # fmt: skip
+    HTTP = (
+        "http", "http://HOST/PATH",
+        "the same, where the site names it; nobody proves who answers", "",
+        (URL_SECRETS,),
+    )  # fmt: skip
+    #: See `image_name`.
+    DOCKER = (
+        "docker", "docker://REGISTRY/NAME:TAG",
+        "a container image, also by `@sha256:DIGEST`; it becomes a squashfs file",
+        (
+            "else `$XDG_RUNTIME_DIR/containers/auth.json`, `~/.config/containers/auth.json` or "
+            "`~/.docker/config.json`"
+        ),
+        (AUTH_FILE,),
+    )  # fmt: skip
     #: A file or folder on a filesystem that the nodes mount.
     PATH = "", ""
     #: A URL that cannot be staged.
