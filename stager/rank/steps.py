@@ -138,7 +138,7 @@ class StageRun:
             reports: list[ItemReport] = []
             for batch in _batches(planned):
                 delivered = self._deliver(batch)
-                self._make_views(batch)
+                _make_views(self._context, batch)
                 seconds = (time.monotonic() - begun) / len(batch)
                 begun = time.monotonic()
                 for one, found in zip(batch, delivered, strict=True):
@@ -293,19 +293,6 @@ class StageRun:
         sent = iter(deliver(self._context, transfers, self._watch, tell))
         return [next(sent) if one.transfer else _nothing_sent(one.task) for one in batch]
 
-    def _make_views(self, batch: Sequence[PlannedItem]) -> None:
-        """Make what jobs see of the entries of the store. Collective."""
-        views = [(view.task, one.task) for one in batch for view in one.views]
-        if not views or self._context.request.dry_run:
-            return
-        for view, _ in views:
-            if self._rank in view.plan.current:
-                view.note_use()
-        if any(view.plan.receivers for view, _ in views):
-            from stager.rank.view import make_views  # not needed where all views are current
-
-            make_views(self._context, views)
-
     def _reports(self, one: PlannedItem, found: Delivered, seconds: float) -> list[ItemReport]:
         dry_run = self._context.request.dry_run
         report = item_report(one.task, one.surveys, found, seconds, dry_run=dry_run)
@@ -332,6 +319,20 @@ def _refusal(used: Sequence[tuple[PlannedItem, Failure]]) -> NoEntryError | Refu
 
 def _is_current(view: tuple[SourcedItem, Sequence[Survey]]) -> bool:
     return all(survey.current for survey in view[1])
+
+
+def _make_views(context: Context, batch: Sequence[PlannedItem]) -> None:
+    """Make what jobs see of the entries of the store. Collective."""
+    views = [(view.task, one.task) for one in batch for view in one.views]
+    if not views or context.request.dry_run:
+        return
+    for view, _ in views:
+        if view.rank in view.plan.current:
+            view.note_use()
+    if any(view.plan.receivers for view, _ in views):
+        from stager.rank.view import make_views  # not needed where all views are current
+
+        make_views(context, views)
 
 
 def _drop_spoiled(context: Context, planned: Sequence[PlannedItem]) -> None:
