@@ -386,11 +386,11 @@ def own_lstat(path: str) -> os.stat_result | None:
         return None  # `check_folder` looks at the folder above
     except OSError as error:
         raise as_stage_error(error, path) from None
-    if stat.S_ISLNK(there.st_mode) and is_entry(os.readlink(path)):
-        return None  # with via=link, that is all that is staged there
     if there.st_uid != os.getuid():
         owner = name_of(there.st_uid)
         raise DestinationError(f"{path} belongs to {owner}; choose {_another_place(path)}")
+    if stat.S_ISLNK(there.st_mode) and is_entry(os.readlink(path)):
+        return None  # with via=link, that is all that is staged there
     return there
 
 
