@@ -213,7 +213,7 @@ endif
 		--editable '.[$(EXTRAS)]'
 	@touch $@
 
-build/sphinx/.done: packaging/docs/requirements.lock
+build/sphinx/.done: packaging/docs/requirements.lock | .venv/.done
 	@$(PYTHON) -m venv --clear build/sphinx
 	@build/sphinx/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
 		--requirement packaging/docs/requirements.lock

@@ -52,8 +52,14 @@ def help(context: click.Context, topic: str | None) -> None:  # noqa: A001
     click.echo(_text(context, found))
 
 
+#: What a shell adds to the number of the signal that ended a program.
+_SIGNALS = 128
+
+
 def _named(name: str) -> Iterator[Section]:
     """Yield the sections that have an option, a code or a key of this name, with its rows alone."""
+    if name.isascii() and name.isdecimal() and _SIGNALS < int(name[:4]) < _SIGNALS + 65:
+        name = f"{_SIGNALS}+N"
     for _, sections in TOPICS.values():
         for section in sections():
             rows = tuple(row for row in section.rows if name in _names(row[0]))

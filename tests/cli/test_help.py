@@ -83,6 +83,7 @@ def test_a_topic_is_explained_in_80_columns_with_all_that_it_has(name: str) -> N
     [
         ("validate", "Options\n  validate=stat      a copy is current"),
         ("decompress", "Options\n  decompress          decompress a file: "),
+        ("143", "Code 128+N\n  Staging was cancelled, or killed by signal N."),
         ("4", "Code 4\n  The source cannot be read.\n\n  Check the path"),
         ("128+N", "Code 128+N\n  Staging was cancelled"),
         ("cache.headroom", "[cache]\n  cache.headroom = 0  After a job, "),

@@ -338,6 +338,7 @@ def test_the_json_of_an_outcome() -> None:
                 "shard_list": "",
                 "notes": [],
                 "retries": 0,
+                "ways": [],
             }
         ],
         "failures": [],
