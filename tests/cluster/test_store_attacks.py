@@ -116,7 +116,7 @@ def test_what_another_user_made_first_is_not_used(site: Site, jobs: Jobs) -> Non
         site.run(f"{make} {taken}", user="bob", on="n1")
         code, text = jobs.stage(f"x{number}")
         assert code == 0, text
-        assert f"note: not kept for the next job: {STORE}" in text
+        assert f"note: not kept for the next job: n1: {STORE}" in text
         site.run(f"rm -r {taken}", user="bob", on="n1")
     # On a filesystem of bob's own, folders seem to be root's.
     site.run(f"mkdir {taken}", user="bob", on="n1")
@@ -124,7 +124,7 @@ def test_what_another_user_made_first_is_not_used(site: Site, jobs: Jobs) -> Non
         seen = site.run(["stat", "-c", "%u %a", taken], user="root", on="n1").stdout
         code, text = jobs.stage("y")
     assert (seen, code) == ("0 755\n", 0)
-    assert f"note: not kept for the next job: {STORE}" in text
+    assert f"note: not kept for the next job: n1: {STORE}" in text
     site.run(f"rm -r {taken}", user="bob", on="n1")
     assert [*site.path("n1", trap).iterdir()] == []
     assert jobs.stage("x")[0] == 0
