@@ -130,6 +130,7 @@ def test_the_reasons_are_those_that_users_read() -> None:
         "the source changed",
         "the source changed, or other files of it are wanted",
         "the copy changed",
+        "something was put into the copy",
         "it is damaged",
         "relocated differently",
         "shared differently",
