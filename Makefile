@@ -181,6 +181,7 @@ pictures: .venv/.done
 # For every Python that is supported: the hashes are those of all files of a version.
 LOCK = build/lock/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
 	--no-header --no-emit-index-url --no-emit-find-links --annotation-style line
+# soupsieve, of the site, is below 3: that needs Python 3.11.5, and Debian 12 has 3.11.2.
 lock:
 	$(PYTHON) -m venv --clear build/lock
 	build/lock/bin/pip install --quiet --disable-pip-version-check pip-tools

@@ -150,6 +150,7 @@ slurm-stage: set roots in /etc/slurm/stage.toml, then run: slurm-stage enable
 # edited
 slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf is removed: \
 Slurm loads the plugin no more
+slurm-stage: the plugin stays out of service; "slurm-stage enable" puts it in
 0
 slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
 /usr/lib/slurm-stage/lib/spank_stage.so, which Slurm can load
