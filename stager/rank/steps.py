@@ -336,20 +336,23 @@ def _make_views(context: Context, batch: Sequence[PlannedItem]) -> None:
 
 
 def _drop_spoiled(context: Context, planned: Sequence[PlannedItem]) -> None:
-    """Remove entries of the store that were changed on this node. Collective."""
+    """Remove entries of the store that were changed, each on its nodes. Collective."""
     spoiled = [
-        one.task
+        (one.task, rank)
         for one in planned
-        if one.views and one.task.receives and one.is_spoiled(context.comm.rank)
+        if one.views
+        for rank in one.task.plan.receivers
+        if one.is_spoiled(rank)
     ]
 
     def drop() -> None:
         from stager.store.removal import discard  # rarely needed
 
-        for task in spoiled:
-            discard(task.cache, task.item.destination)
+        for task, rank in spoiled:
+            if rank == task.rank:
+                discard(task.cache, task.item.destination)
 
-    if any(one.views for one in planned) and not context.request.dry_run:
+    if spoiled and not context.request.dry_run:
         together(context, drop)
 
 

@@ -440,12 +440,11 @@ class Surveyor:
     def _survey_function(self, one: SourcedItem, whole: SourcedItem) -> Callable[..., Survey]:
         if self.is_of_site(one):
             return survey_shared
-        path = one.cache.path_of(one.item.destination)
-        is_link = os.path.islink(path) or not os.path.lexists(path)
-        if whole is not one and one.item.options.via is Via.LINK and is_link:
-            from stager.rank.view import survey_link  # rarely needed
+        if whole is not one and one.item.options.via is Via.LINK:
+            from stager.rank.view import survey_link, takes_link  # rarely needed
 
-            return partial(survey_link, entry=whole.cache.path_of(whole.item.destination))
+            if takes_link(one.cache.path_of(one.item.destination)):
+                return partial(survey_link, entry=whole.cache.path_of(whole.item.destination))
         if not one.source.is_tree and not one.item.options.extract:
             return survey
         from stager.store.tree_validity import survey_tree  # not needed for files

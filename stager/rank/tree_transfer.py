@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stager.rank.decoder import DecompressingTree, Piped, Spooled
     from stager.rank.plan import Task
     from stager.rank.reuse import Reuse
+    from stager.request.items import StageItem
     from stager.source.access import TreeReader
     from stager.store.record import Record
     from stager.wire.layout import Layout
@@ -413,12 +414,24 @@ class UnpackSink(TreeSink):
         self._counts = Counts(listing.files, listing.files, task.plan.size)
 
     def _relocate(self, digests: dict[bytes, bytes]) -> None:
-        item, tree, listing = self.task.item, self._tree, self._listing
-        environments, self._note = find_environments(tree.path, listing, item.source)
-        if environments and (note := not_plain(item.source, item.destination)):
-            environments, self._note = (), note
-        relocation = Relocation(item.source, item.destination, environments)
-        all_rows = b"\1" * len(listing)
-        changed = relocate(tree, listing, relocation, fresh=all_rows, originals={})
-        for row, (_, digest) in changed.items():
+        tree, listing = self._tree, self._listing
+        relocation, self._note = unpacked_relocation(tree, listing, self.task.item)
+        for row, digest in relocated(tree, listing, relocation).items():
             digests[listing.paths[row]] = digest
+
+
+def unpacked_relocation(
+    tree: PartialTree, listing: Listing, item: StageItem
+) -> tuple[Relocation, str]:
+    """Return how the environments in an unpacked ``tree`` move, and what their user must know."""
+    environments, note = find_environments(tree.path, listing, item.source)
+    if environments and (refusal := not_plain(item.source, item.destination)):
+        environments, note = (), refusal
+    return Relocation(item.source, item.destination, environments), note
+
+
+def relocated(tree: PartialTree, listing: Listing, relocation: Relocation) -> dict[int, bytes]:
+    """Relocate all files of a new ``tree``. Return the xxh3-128 of those that changed, by row."""
+    rows = b"\1" * len(listing)
+    changed = relocate(tree, listing, relocation, fresh=rows, originals={})
+    return {row: digest for row, (_, digest) in changed.items()}

@@ -28,17 +28,11 @@ from stager.fs.partial_file import Named, Partial, fresh_name
 from stager.rank.agree import together
 from stager.rank.file_transfer import FileSink, Published, Sink
 from stager.rank.plan import Form
-from stager.rank.tree_transfer import TreeSink
+from stager.rank.tree_transfer import TreeSink, relocated, unpacked_relocation
 from stager.store.cache import check_inodes
 from stager.store.parents import made_parents
 from stager.store.validity import Reason, Survey, own_lstat
-from stager.tree.environments import (
-    Relocation,
-    find_environments,
-    not_plain,
-    relocate,
-    with_moved_links,
-)
+from stager.tree.environments import Relocation, with_moved_links
 from stager.tree.listing import Kind
 from stager.tree.stream import place
 from stager.tree.table import Table
@@ -66,9 +60,8 @@ def way_of(item: StageItem, store: Cache, cache: Cache) -> tuple[Way, str]:
     That is empty for a reflink, and where the item's options say it. Raise DestinationError or
     SpaceError.
     """
-    path = cache.path_of(item.destination)
-    if item.options.via is Via.LINK and (os.path.islink(path) or not os.path.lexists(path)):
-        return Way.LINK, ""  # else a copy is there, made when the store had no room
+    if item.options.via is Via.LINK and takes_link(cache.path_of(item.destination)):
+        return Way.LINK, ""
     if item.options.via is Via.COPY:
         return Way.COPY, ""
     folders = [existing_folder_above(f"{one.partial}/") for one in (store, cache)]
@@ -80,6 +73,14 @@ def way_of(item: StageItem, store: Cache, cache: Cache) -> tuple[Way, str]:
     if way is Way.HARD_LINK and item.options.share is not Share.NONE:
         return Way.COPY, "another name has the same permissions"
     return way, why
+
+
+def takes_link(path: str) -> bool:
+    """Return whether a link may be put at ``path``: not where a copy is.
+
+    That was made when the store had no room for an entry.
+    """
+    return os.path.islink(path) or not os.path.lexists(path)
 
 
 def survey_link(
@@ -216,7 +217,7 @@ class TreeView(TreeSink):
         self._begin(listing).lay_out()
         self._fill()
         if task.source.relocation == Relocate.AUTO:  # of an archive
-            relocation = self._found()
+            relocation, self._note = unpacked_relocation(self._tree, self._listing, task.item)
         if relocation.environments:
             self._relocate(relocation)
         return b""
@@ -236,18 +237,8 @@ class TreeView(TreeSink):
             for _ in pool.map(fill, range(0, len(rows), _AT_ONCE)):
                 pass
 
-    def _found(self) -> Relocation:
-        """Return the environments that were unpacked."""
-        item = self.task.item
-        environments, self._note = find_environments(self._tree.path, self._listing, item.source)
-        if environments and (note := not_plain(item.source, item.destination)):
-            environments, self._note = (), note
-        return Relocation(item.source, item.destination, environments)
-
     def _relocate(self, relocation: Relocation) -> None:
-        rows = b"\1" * len(self._listing)
-        changed = relocate(self._tree, self._listing, relocation, fresh=rows, originals={})
-        for row, (_, digest) in changed.items():
+        for row, digest in relocated(self._tree, self._listing, relocation).items():
             self._digests[place(row)] = digest
 
     def seal(self) -> None:
