@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +15,15 @@ import pytest
 
 from stager.store.cache import Cache
 from tests.cluster.cluster import USERS
+from tests.cluster.pair import PARENT, Pair, said, started
 from tests.cluster.site import PYTHON, STAGECTL, digest
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
 
-    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
 ALICE, BOB = USERS["alice"], USERS["bob"]
-PARENT = "/localscratch"
 OWN = f"{PARENT}/%u.%j.%r"
 HINT = "--gres=localscratch:GB"
 POLICY = f"""
@@ -55,24 +52,12 @@ def _by_job(installed_site: Site) -> Iterator[None]:
         site.run(f"rmdir {PARENT}", user="root")
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """One job of alice's and one of bob's, both on n1, and the folder of each."""
-
-    site: Site
-    alice: Job
-    bob: Job
-
-    def folder(self, user: str = "alice") -> str:
-        job = self.alice if user == "alice" else self.bob
-        return f"{PARENT}/{user}.{job.id}.0"
+class Jobs(Pair):
+    """The jobs, which stage one source."""
 
     def stage(self, path: str = "", user: str = "alice", command: str = "stage") -> tuple[int, str]:
         """Return the exit code, and what is said, of the user's stage to that job's folder."""
-        job = self.alice if user == "alice" else self.bob
-        value = f"/shared/x:{path or self.folder(user) + '/x'}"
-        line = [STAGECTL, command, f"--job={job.id}", value]
-        return said(self.site.run(line, user=user, on="n1", check=False))
+        return self.run(command, f"/shared/x:{path or self.folder(user) + '/x'}", user=user)
 
     def as_root(self, command: str, *words: str) -> tuple[int, str]:
         """Return the same of a command of root's about alice's job."""
@@ -80,20 +65,11 @@ class Jobs:
         return said(self.site.run(line, user="root", on="n1", check=False))
 
 
-def said(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
-    return done.returncode, done.stdout + done.stderr
-
-
 @pytest.fixture
 def jobs(site: Site) -> Iterator[Jobs]:
-    site.run("rm -f /shared/x; head -c 3000000 /dev/urandom >/shared/x")
-    pair = [site.sbatch("sleep 600", "-wn1", user=user) for user in ("alice", "bob")]
-    for job in pair:
-        job.wait_for(lambda record: record["JobState"] == "RUNNING")
-    yield Jobs(site, *pair)
-    for job in pair:
-        job.cancel()
-        job.wait()
+    pair = Jobs(site, *started(site))
+    yield pair
+    pair.end()
 
 
 @pytest.fixture(autouse=True)

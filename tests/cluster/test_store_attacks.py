@@ -6,26 +6,22 @@ Each is tried for real, as the second user. What root's part refuses is in tests
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import USERS
 from tests.cluster.hostile import forge_record, own_filesystem
-from tests.cluster.site import STAGECTL, digest
+from tests.cluster.pair import PARENT, Pair, started
+from tests.cluster.site import digest
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
 ALICE, BOB = USERS["alice"], USERS["bob"]
-#: The node's disk, where the site makes a folder for each job, and all users can make names.
-PARENT = "/localscratch"
 STORE = f"{PARENT}/site/store"
 POLICY = f"""
 roots = ["{PARENT}/%u.%j.%r"]
@@ -49,47 +45,17 @@ def _disk(installed_site: Site) -> Iterator[None]:
         site.run(f"rmdir {PARENT}", user="root")
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """One job of alice's and one of bob's, both on n1, and the folder of each."""
-
-    site: Site
-    alice: Job
-    bob: Job
-
-    def folder(self, user: str = "alice") -> str:
-        job = self.alice if user == "alice" else self.bob
-        return f"{PARENT}/{user}.{job.id}.0"
+class Jobs(Pair):
+    """The jobs, which stage one source."""
 
     def stage(self, name: str = "x", user: str = "alice", options: str = "") -> tuple[int, str]:
         """Return the exit code, and what is said, of the user's stage to that job's folder."""
-        value = f"/shared/x:{self.folder(user)}/{name}{options}"
-        return self.run("stage", value, user=user)
-
-    def end(self) -> None:
-        """Have both jobs end."""
-        for job in (self.alice, self.bob):
-            job.cancel()
-            job.wait()
-
-    def run(self, command: str, *words: str, user: str = "bob") -> tuple[int, str]:
-        """Return the same of a command of `stagectl` about the user's job."""
-        job = self.alice if user == "alice" else self.bob
-        line = [STAGECTL, command, f"--job={job.id}", *words]
-        return said(self.site.run(line, user=user, on="n1", check=False))
-
-
-def said(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
-    return done.returncode, done.stdout + done.stderr
+        return self.run("stage", f"/shared/x:{self.folder(user)}/{name}{options}", user=user)
 
 
 @pytest.fixture
 def jobs(site: Site) -> Iterator[Jobs]:
-    site.run("rm -f /shared/x; head -c 3000000 /dev/urandom >/shared/x")
-    started = [site.sbatch("sleep 600", "-wn1", user=user) for user in ("alice", "bob")]
-    for job in started:
-        job.wait_for(lambda record: record["JobState"] == "RUNNING")
-    pair = Jobs(site, *started)
+    pair = Jobs(site, *started(site))
     for user in ("alice", "bob"):
         site.run(["mkdir", "-m", "700", pair.folder(user)], user=user, on="n1")
     yield pair
