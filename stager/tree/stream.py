@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from array import array
 from contextlib import closing
@@ -269,7 +270,7 @@ class StreamReader:
         was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], inode
         now = facts.st_size, listed_time(facts.st_mtime_ns), facts.st_ctime_ns, facts.st_ino
         if was != now if inode else was[:2] != now[:2]:  # see `source.posix.version_of`
-            is_another = inode not in (0, facts.st_ino)
+            is_another = inode not in (0, facts.st_ino) or not stat.S_ISREG(facts.st_mode)
             raise changed(text_of(self._path(row)), is_another=is_another)
 
     def _close_large(self) -> None:

@@ -247,7 +247,8 @@ def test_a_folder_in_the_place_of_a_file_is_a_change(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError) as caught:
         read_all(tmp_path, listing, is_source=True)
     assert str(caught.value) == (
-        f"{tmp_path}/a changed while it was read; submit again when nothing writes to it"
+        f"{tmp_path}/a was replaced while it was read, or each node has another one of this name; "
+        "submit again when nothing replaces it, or copy it first to storage that all nodes share"
     )
 
 
