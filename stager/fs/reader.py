@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,14 @@ def check_mounter(descriptor: int, path: str) -> None:
             f"{path} is on a filesystem that uid {stranger} mounted, who can pretend anything of "
             "what is seen there; copy it elsewhere first"
         )
+
+
+def is_another(inode: int, now: os.stat_result) -> bool:
+    """Return whether a stat is not of the source file ``inode``, which is 0 if it tells nothing.
+
+    The number may be used again: what is no file is another in any case.
+    """
+    return inode not in (0, now.st_ino) or not stat.S_ISREG(now.st_mode)
 
 
 def changed(path: str, *, is_another: bool = False) -> IntegrityError:

@@ -20,7 +20,7 @@ from stager.base.mounts import has_own_rules, is_on_fuse
 from stager.base.paths import pattern_hint
 from stager.base.telemetry import Kind, doing
 from stager.fs.files import kind_of, opened
-from stager.fs.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter
+from stager.fs.reader import BLOCK, OPEN_FILE, FileReader, changed, check_mounter, is_another
 from stager.source.description import EVERYTHING, Listings, Selection, Source, SourceFacts
 
 if TYPE_CHECKING:
@@ -260,8 +260,8 @@ class PosixFile(FileReader):
 
     def _changed(self) -> IntegrityError:
         with suppress(OSError), doing(Kind.READ, self._path):
-            inode, was = os.fstat(self.descriptor).st_ino, self._source.facts.inode
-            return changed(self._path, is_another=was not in (0, inode))
+            now = os.fstat(self.descriptor)
+            return changed(self._path, is_another=is_another(self._source.facts.inode, now))
         return changed(self._path)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from array import array
 from contextlib import closing
@@ -23,7 +22,7 @@ from stager.base.extents import Spans
 from stager.base.linux import IS_LINK, PASS_FOLDER, open_at, open_beneath
 from stager.base.telemetry import Kind as Doing
 from stager.base.telemetry import doing
-from stager.fs.reader import OPEN_FILE, Pace, changed
+from stager.fs.reader import OPEN_FILE, Pace, changed, is_another
 from stager.tree.listing import Kind, text_of
 from stager.tree.walk import THREADS
 
@@ -270,8 +269,7 @@ class StreamReader:
         was = listing.sizes[row], listing.mtimes[row], listing.ctimes[row], inode
         now = facts.st_size, listed_time(facts.st_mtime_ns), facts.st_ctime_ns, facts.st_ino
         if was != now if inode else was[:2] != now[:2]:  # see `source.posix.version_of`
-            is_another = inode not in (0, facts.st_ino) or not stat.S_ISREG(facts.st_mode)
-            raise changed(text_of(self._path(row)), is_another=is_another)
+            raise changed(text_of(self._path(row)), is_another=is_another(inode, facts))
 
     def _close_large(self) -> None:
         if self._large:

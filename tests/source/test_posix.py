@@ -62,13 +62,20 @@ def test_a_file_without_a_size_is_no_source() -> None:
     )
 
 
-def test_a_file_that_is_another_one_than_the_source_is_told_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_that_is_another_one_than_the_source_is_told_so(
+    tmp_path: Path, *, is_folder: bool
+) -> None:
     """As each node reads its own file, where the source is on the nodes' disks."""
     path = tmp_path / "img.sqsh"
     path.write_bytes(BYTES)
     source = look_at_source(str(path))
-    (tmp_path / "other").write_bytes(BYTES)
-    (tmp_path / "other").rename(path)
+    if is_folder:  # which may get the number of the file
+        path.unlink()
+        path.mkdir()
+    else:
+        (tmp_path / "other").write_bytes(BYTES)
+        (tmp_path / "other").rename(path)
     with pytest.raises(IntegrityError) as caught:
         PosixFile(str(path), source)
     assert str(caught.value) == (
