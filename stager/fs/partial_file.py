@@ -45,9 +45,12 @@ class UnnamedFile:
     once its lock is gone. All methods raise OSError.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, is_named: bool = False) -> None:
         self._folder = folder
         self._name = ""
+        if is_named:
+            self._open_named()
+            return
         try:
             self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             self._lock()
@@ -61,6 +64,11 @@ class UnnamedFile:
             self.descriptor = os.open(name, CREATE, 0o600)
             self._name = name
             self._lock()
+
+    @property
+    def name(self) -> str:
+        """The path of the file, empty as long as it has none."""
+        return self._name
 
     def _lock(self) -> None:
         try:
@@ -121,10 +129,12 @@ class Partial:
     """A file being written in ``cache``, which nobody sees until `publish`.
 
     If ``direct``, data bypasses the page cache where the filesystem allows it: that is as fast as
-    the disk, and leaves nothing for fsync. All methods raise SpaceError or DestinationError.
+    the disk, and leaves nothing for fsync. One that ``is_named`` can be opened by others as
+    `Joined`. All methods raise SpaceError or DestinationError.
     """
 
-    def __init__(self, cache: Cache, *, direct: bool) -> None:
+    def __init__(self, cache: Cache, *, direct: bool, is_named: bool = False) -> None:
+        self._is_named = is_named
         self._root = cache.root
         self._folder = cache.partial
         self._direct: int | None = None
@@ -136,7 +146,17 @@ class Partial:
         self._is_direct = self._direct is not None
 
     def _make(self) -> UnnamedFile:
-        return UnnamedFile(self._folder)
+        return UnnamedFile(self._folder, is_named=self._is_named)
+
+    @property
+    def name(self) -> str:
+        """Where others find the file, if it has a name."""
+        return self._file.name
+
+    def sync(self) -> None:
+        """Write the file to the disk."""
+        with stage_errors(self._folder):
+            os.fsync(self._file.descriptor)
 
     @property
     def descriptor(self) -> int:
@@ -214,6 +234,17 @@ class Partial:
         self._file.close()
 
 
+class Joined(Partial):
+    """The partial file at ``path``, which another process makes and publishes."""
+
+    def __init__(self, cache: Cache, path: str, *, direct: bool) -> None:
+        self._path = path
+        super().__init__(cache, direct=direct)
+
+    def _make(self) -> UnnamedFile:
+        return _OpenFile(self._folder, self._path, os.O_RDWR)
+
+
 class Named(Partial):
     """Another name of the file at ``path``, which nobody sees until `publish`."""
 
@@ -231,9 +262,9 @@ class Named(Partial):
 class _OpenFile(UnnamedFile):
     """The file at ``path``, which `rename` gives another name."""
 
-    def __init__(self, folder: str, path: str) -> None:
+    def __init__(self, folder: str, path: str, access: int = os.O_RDONLY) -> None:
         self._folder, self._name = folder, ""
-        self.descriptor = os.open(path, READ_FILE)
+        self.descriptor = os.open(path, READ_FILE | access)
 
     def rename(self, path: str, folder: int | None = None) -> None:
         """Give the file the name ``path``, also if it has that already: rename(2) does nothing."""

@@ -95,6 +95,7 @@ def deliver(
             if one.folder and not one.task.plan.is_sharded:
                 digests, first = one.folder.digests.digests, one.task.plan.senders[0]
                 memoryview(digests)[:] = context.channel.bcast_bytes(bytes(digests), first)
+        _gather(context, [one for one in transfers if one.task.plan.is_shared])
         sealing = _each(context, transfers, _timed_seal, REAL)
         read_back = [one for one in transfers if one.task.item.options.verify is Verify.READBACK]
         if read_back:
@@ -104,6 +105,22 @@ def deliver(
         _each(context, transfers, _announce, NOTHING)
         published = _each(context, transfers, lambda one: one.sink.publish(one.digest), PUBLISHED)
         return list(map(_delivered, transfers, verdicts, sealing, published))
+
+
+def _gather(context: Context, shared: Sequence[Transfer]) -> None:
+    """Tell rank 0 what each rank has written of the copies that all see. Collective."""
+    if not shared:
+        return
+    told: list[bytes] = []
+
+    def flush() -> None:
+        for one in shared:
+            about(one.task.place)
+            told.append(one.sink.flush())
+
+    together(context, flush)
+    for one, mine in zip(shared, told, strict=True):
+        one.sink.merge(context.channel.allgather_bytes(mine))
 
 
 def _announce(one: Transfer) -> None:
@@ -143,9 +160,10 @@ def _delivered(
     """Return what is told of an item, from what all ranks did in rank order."""
     plan = transfer.task.plan
     first = published[plan.receivers[0]]
+    is_joint = plan.is_sharded and not plan.is_shared
     readers = tuple(rank for rank, one in enumerate(verdicts) if one.bytes_read)
     return Delivered(
-        digest=joint_digest(one.digest for one in published) if plan.is_sharded else first.digest,
+        digest=joint_digest(one.digest for one in published) if is_joint else first.digest,
         readers=readers or plan.senders[:1],
         source_bytes_read=sum(one.bytes_read for one in verdicts) if plan.from_source else 0,
         peak_memory=max(one.peak_memory for one in verdicts),
@@ -169,7 +187,7 @@ def _timed_seal(one: Transfer) -> float:
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
     """Return the counts of a folder from those of each receiver."""
-    if plan.is_sharded:
+    if plan.is_sharded and not plan.is_shared:
         return total(trees)
     # Only ``deleted`` differs: some nodes had another old version, or none.
     return max(trees, key=lambda one: one.deleted) if trees else None

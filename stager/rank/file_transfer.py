@@ -72,6 +72,8 @@ class Opened:
     extents: tuple[Extent, ...] = ()
     stale: Failure | None = None
     needs: bytes = b""
+    #: Where the partial copy is, if all ranks write to it.
+    place: str = ""
 
 
 OPENED = row_of(Opened)
@@ -147,6 +149,22 @@ class Sink(_Side):
         """Make the partial copy. Return the `Opened.needs` of a folder."""
         return b""
 
+    @property
+    def place(self) -> str:
+        """Where the partial copy is, if other ranks write to it, too."""
+        return ""
+
+    def join(self, opened: Sequence[Opened]) -> bytes:
+        """Note what rank 0 has made, by its `Opened`. Return, of a folder, what is sent to here."""
+        return opened[self.task.rank].needs
+
+    def flush(self) -> bytes:
+        """Write to the disk what this rank wrote of a shared copy. Return what is known of it."""
+        return b""
+
+    def merge(self, parts: Sequence[memoryview]) -> None:
+        """Take what each rank has told by `flush`."""
+
     def allocate(self, layout: Layout) -> None:
         """Prepare for the transfer. Raise SpaceError if the disk has no room for the new copy."""
 
@@ -190,16 +208,20 @@ class Transfer:
     def open(self) -> Opened:
         """Open both sides."""
         needs = self.sink.open()
-        return replace(self.sender.open(), needs=needs)
+        return replace(self.sender.open(), needs=needs, place=self.sink.place)
 
     def lay_out(self, opened: Sequence[Opened]) -> None:
         """Decide what is sent, by the answers of all ranks in rank order."""
         plan, chunk = self.task.plan, self.task.settings.chunk
         if self.folder:
-            answers = opened[self.task.rank :][:1] if plan.is_sharded else opened
-            size = self.folder.choose({one.needs for one in answers if one.needs})
+            answers = {one.needs for one in opened if one.needs}
+            if plan.is_sharded:
+                answers = {self.sink.join(opened)}
+            size = self.folder.choose(answers)
             self.layout = Layout.dense(size, chunk)
         else:
+            if plan.is_shared:
+                self.sink.join(opened)
             first = opened[plan.senders[0]]
             self.layout = Layout(first.size, chunk, first.extents)
 

@@ -62,6 +62,9 @@ class TransferPlan:
     readers: tuple[int, ...] = (1,)
     #: Whether each receiver reads its own part from the source, and nothing is broadcast.
     is_sharded: bool = False
+    #: Whether all ranks see one copy, of which each byte is written once. Rank 0 makes and records
+    #: it; of a file and of a folder each receiver writes a part.
+    is_shared: bool = False
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -121,10 +124,20 @@ def settings_to_send(settings: Settings, plan: TransferPlan) -> Settings:
 
 
 def plan_item(
-    item: StageItem, source: Source, surveys: Sequence[Survey], readers: Sequence[int]
+    item: StageItem,
+    source: Source,
+    surveys: Sequence[Survey],
+    readers: Sequence[int],
+    *,
+    is_shared: bool = False,
 ) -> TransferPlan:
-    """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`."""
+    """Plan one item from ``surveys``, which are in rank order; ``readers`` as in `make_plan`.
+
+    ``is_shared``: all nodes see the same copy.
+    """
     size = source.facts.size
+    if is_shared:
+        return _plan_shared(item, source, surveys, readers)
     if item.options.mode is Mode.SHARD:
         return plan_parts(size, surveys)
     return make_plan(size, surveys, readers, from_copies=not item.options.is_unpacked)
@@ -162,6 +175,26 @@ def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
         digest = joint_digest(survey.digest for survey in surveys)
         return TransferPlan(size, (), ranks, ranks[:1], False, digest)
     return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True)
+
+
+def _plan_shared(
+    item: StageItem, source: Source, surveys: Sequence[Survey], readers: Sequence[int]
+) -> TransferPlan:
+    """Plan what all ranks see: each reads from the source what it writes of a folder.
+
+    A file comes to all ranks, each of which writes some of its chunks. What is unpacked, or made by
+    a program, is written where it is read.
+    """
+    ranks = tuple(range(len(surveys)))
+    size = source.facts.size
+    if surveys[0].current:
+        return TransferPlan(size, (), ranks, ranks[:1], False, surveys[0].digest, is_shared=True)
+    if source.is_tree and not item.options.extract:
+        return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True, is_shared=True)
+    if item.options.is_unpacked or item.scheme.is_made:
+        return TransferPlan(size, ranks[:1], (), ranks[:1], True, "", is_shared=True)
+    plan = make_plan(size, surveys, readers)
+    return replace(plan, is_shared=True)
 
 
 def plan_views(size: int, surveys: Sequence[Survey], *, anew: bool = False) -> TransferPlan:
@@ -248,6 +281,11 @@ class Task:
     def receives(self) -> bool:
         """Whether this rank gets a new copy."""
         return self.rank in self.plan.receivers
+
+    @property
+    def is_recorder(self) -> bool:
+        """Whether this rank makes, publishes and records the copy that it sees."""
+        return not (self.plan.is_shared and self.rank)
 
     @property
     def sends(self) -> bool:

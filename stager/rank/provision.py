@@ -53,6 +53,10 @@ def make_transfer(context: Context, task: Task, listings: Listings) -> Transfer:
     else:
         sides = SIDES[task.form]
     sender, sink = sides
+    if task.plan.is_shared and task.form is Form.FILE:
+        from stager.rank.shared import FileMakerSink, FilePartSink  # rarely needed
+
+        sink = FileMakerSink if task.is_recorder else FilePartSink
     return Transfer(
         task,
         sender(task) if task.sends else Sender(task),
@@ -78,7 +82,7 @@ def _folder_transfer(context: Context, task: Task, listings: Listings) -> Transf
     reusable = _here(context, lambda: find_reusable(task, listing))
     made: dict[int, bytes] = {}
     name = ""
-    if item.options.mode is Mode.SHARD:
+    if item.options.mode is Mode.SHARD and not task.plan.is_shared:
         marks = channel.allgather_bytes(reusable.marks())
         names = channel.nodes
         whole = _from_first(
@@ -90,10 +94,15 @@ def _folder_transfer(context: Context, task: Task, listings: Listings) -> Transf
         name = whole.name
         listing, reusable, made = part_for(task, listing, whole, reusable)
     folder = Folder(listing, made)
+    kind = FolderSink
+    if task.plan.is_shared:
+        from stager.rank.shared import FolderMakerSink, FolderPartSink  # rarely needed
+
+        kind = FolderMakerSink if task.is_recorder else FolderPartSink
     return Transfer(
         task,
         TreeSender(task, folder) if task.sends else Sender(task),
-        FolderSink(task, folder, reusable, name) if task.receives else Sink(task),
+        kind(task, folder, reusable, name) if task.receives else Sink(task),
         folder,
     )
 
@@ -201,7 +210,7 @@ def _needs_here(context: Context, transfers: Sequence[Transfer]) -> list[Need]:
     return [
         _need(one.task, *answers[rank][index])
         for index, (one, rank) in enumerate(zip(transfers, askers, strict=True))
-        if one.task.receives
+        if one.task.receives and one.task.is_recorder
     ]
 
 

@@ -161,7 +161,7 @@ class StageRun:
             Wanted(part.cache, part.item.destination, shared and bool(part.views))
             for one in items
             for part in one.parts
-            if not of_site(part)
+            if not (of_site(part) or (part.is_shared and self._rank))
         ]
 
     def _tell_wait(self, busy: Busy, seconds: float) -> None:
@@ -208,7 +208,7 @@ class StageRun:
         settings = settings_for(
             one.item, one.source, request.transfer, request.remote, len(surveys)
         )
-        plan = plan_item(one.item, one.source, surveys, settings.readers)
+        plan = plan_item(one.item, one.source, surveys, settings.readers, is_shared=one.is_shared)
         settings = settings_to_send(settings, plan)
         remote = request.remote.shared_by(len(plan.senders))
         planned = PlannedItem(self._task(one, plan, settings, remote), surveys)
@@ -281,7 +281,8 @@ class StageRun:
     def _deliver(self, batch: Sequence[PlannedItem]) -> list[Delivered]:
         """Bring items to their receivers, and note the use of current ones. Collective."""
         for one in batch:
-            if self._rank in one.task.plan.current and not self._context.request.dry_run:
+            is_noted = self._rank in one.task.plan.current and one.task.is_recorder
+            if is_noted and not self._context.request.dry_run:
                 about(one.task.item.destination)
                 one.task.note_use()
         transfers = [one.transfer for one in batch if one.transfer]

@@ -19,6 +19,7 @@ from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
 from stager.fs.files import WRITABLE, copy_mode
 from stager.rank.agree import together
+from stager.rank.sharing import find_shared
 from stager.request.items import check_options
 from stager.source.access import look_at
 from stager.source.description import Listings, Source, SourceFacts
@@ -184,6 +185,8 @@ class SourcedItem:
     source: Source
     cache: Cache
     views: tuple[SourcedItem, ...] = ()
+    #: Whether all nodes see the same copy. Rank 0 alone looks at it, locks and records it.
+    is_shared: bool = False
 
     @property
     def parts(self) -> tuple[SourcedItem, ...]:
@@ -215,6 +218,8 @@ class Surveyor:
         self._jobs: dict[Cache, dict[str, list[int]]] = {}
         #: This node's cache of each root.
         self._caches: dict[str, Cache] = {}
+        #: The roots that all nodes share.
+        self._shared: frozenset[str] = frozenset()
         self.listings = Listings()
         self.standings: dict[str, Standing] = {}
         self.since = 0
@@ -226,6 +231,7 @@ class Surveyor:
     def look(self) -> list[SourcedItem]:
         """Look at sources and caches on all nodes. Collective."""
         self._begin()
+        self._shared = find_shared(self._context, self._open_caches)
         looked = together(self._context, self._look_here, _LOOKED)
         if why := next((one.no_store for one in looked if one.no_store), ""):
             items = self._context.request.items
@@ -234,7 +240,8 @@ class Surveyor:
         return self._with_entries([*found])
 
     def _sourced(self, item: StageItem, source: Source) -> SourcedItem:
-        return SourcedItem(item, source, self._caches[item.root])
+        is_shared = item.root in self._shared
+        return SourcedItem(item, source, self._caches[item.root], is_shared=is_shared)
 
     def _with_entries(self, items: Sequence[SourcedItem]) -> list[SourcedItem]:
         """Return what is staged: entries of the store in the place of items that have one."""
@@ -250,7 +257,8 @@ class Surveyor:
 
     def _entry_of(self, item: StageItem) -> StageItem | None:
         space = self._context.request.space
-        if item.destination in self.direct or not has_entry(item, space):
+        is_direct = item.destination in self.direct or item.root in self._shared
+        if is_direct or not has_entry(item, space):
             return None
         return entry_of(item, space.store, self._context.node.uid)
 
@@ -263,9 +271,6 @@ class Surveyor:
         """Return the sources; rank 0 alone has them."""
         request = self._context.request
         sources = look_at_sources(self._context, request.items, self.listings)
-        for item in request.items:
-            if item.root not in self._caches:
-                self._caches[item.root] = self._open(item)
         no_store = ""
         entries = [entry for item in request.items if (entry := self._entry_of(item))]
         try:
@@ -274,8 +279,15 @@ class Surveyor:
         except StageError as error:
             entries, no_store = [], f"{self._context.node.name}: {error.message}"
         if self._rank:  # while rank 0 lists the sources, the others look at their copies
-            self.standings.update(self._look_at_copies((*request.items, *entries)))
+            own = [one for one in (*request.items, *entries) if one.root not in self._shared]
+            self.standings.update(self._look_at_copies(own))
         return _Looked(sources, no_store)
+
+    def _open_caches(self) -> Mapping[str, Cache]:
+        for item in self._context.request.items:
+            if item.root not in self._caches:
+                self._caches[item.root] = self._open(item)
+        return self._caches
 
     def _open(self, item: StageItem) -> Cache:
         """Return this node's cache of an item's root."""
@@ -322,7 +334,13 @@ class Surveyor:
 
         The answers for the views of an item follow its own.
         """
-        return together(self._context, lambda: self._survey_here(items), _SURVEYS)
+        answers = together(self._context, lambda: self._survey_here(items), _SURVEYS)
+        parts = [part for one in items for part in one.parts]
+        for at, one in enumerate(parts):
+            if one.is_shared:
+                for found in answers:
+                    found[at] = replace(answers[0][at], node=found[at].node)
+        return answers
 
     def _survey_here(self, items: Sequence[SourcedItem]) -> list[Survey]:
         self._note_uses_here([one for one in items if self._is_noted_before(one)])
@@ -380,6 +398,8 @@ class Surveyor:
     def _survey_item(self, one: SourcedItem, whole: SourcedItem) -> Survey:
         """Return the survey of one part of the ``whole``: of an entry, or of one of its views."""
         item, source, node = one.item, one.source, self._context.node
+        if one.is_shared and self._rank:
+            return Survey(node.name, None, "")  # rank 0 looks at it
         path = one.cache.path_of(item.destination)
         if not self._rank and not item.scheme.is_url:
             check_apart(item.source, path)

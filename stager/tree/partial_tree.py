@@ -36,7 +36,7 @@ from stager.tree.listing import Kind, Listing
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from stager.base.options import Share
@@ -53,10 +53,12 @@ class PartialTree:
     First `lay_out`, then for each file one of `keep`, `create` or `write`, then `seal`, `publish`
     or `hand_over`, and `close`. Several threads may write. `create` and `write` raise OSError, the
     other methods SpaceError or DestinationError. What ``is_read_only`` can be written by nobody
-    once it is finished.
+    once it is finished. One at ``path`` is another process's, which makes all but some files.
     """
 
-    def __init__(self, cache: Cache, listing: Listing, *, is_read_only: bool = False) -> None:
+    def __init__(
+        self, cache: Cache, listing: Listing, *, is_read_only: bool = False, path: str = ""
+    ) -> None:
         self._root = cache.root
         self._partial = cache.partial
         self._listing = listing
@@ -68,8 +70,12 @@ class PartialTree:
         self._kept: dict[int, bytes] = {}
         #: The listing of the tree, as `walk` would make it once the tree is sealed.
         self.copy = _without_facts(listing)
+        self._is_own = not path
         with stage_errors(self._partial):
-            self.path, self._descriptor = make_partial_folder(self._partial)
+            if path:
+                self.path, self._descriptor = path, os.open(path, _FOLDER)
+            else:
+                self.path, self._descriptor = make_partial_folder(self._partial)
         self._base = os.fsencode(self.path) + b"/"
 
     def lay_out(self) -> None:
@@ -186,6 +192,20 @@ class PartialTree:
             copy.inodes[row] = facts.st_ino
             copy.sizes[row] = facts.st_size
 
+    def facts_of(self, rows: Sequence[int]) -> list[bytes]:
+        """Return what `enter` takes of the finished files of these ``rows``."""
+        return [array("q", (one[row] for row in rows)).tobytes() for one in self._columns()]
+
+    def enter(self, rows: Sequence[int], columns: Sequence[memoryview]) -> None:
+        """Enter files that another process has made, by its `facts_of`. Raise ValueError."""
+        for own, column in zip(self._columns(), columns, strict=True):
+            for row, value in zip(rows, column.cast("q"), strict=True):
+                own[row] = value
+
+    def _columns(self) -> tuple[array[int], ...]:
+        copy = self.copy
+        return copy.modes, copy.groups, copy.mtimes, copy.inodes, copy.sizes
+
     def read(self, row: int, most: int) -> bytes:
         """Return the first ``most`` bytes of the row's file."""
         path = self._kept.get(row) or self._base + self._listing.paths[row]
@@ -294,7 +314,8 @@ class PartialTree:
             os.close(descriptor)
         self._open.clear()
         os.close(self._descriptor)
-        remove_tree(self.path)
+        if self._is_own:
+            remove_tree(self.path)
 
 
 def _without_facts(listing: Listing) -> Listing:

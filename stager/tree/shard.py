@@ -54,12 +54,17 @@ def by_number(listing: Listing, folder: str, pattern: str, nodes: int) -> array[
     return owners
 
 
-def balanced(listing: Listing, held: Sequence[bytes]) -> array[int]:
+def balanced(
+    listing: Listing, held: Sequence[bytes], rows: Iterable[int] | None = None
+) -> array[int]:
     """Return the node of each row such that all nodes have about as many bytes.
+
+    All files are dealt, or those of ``rows``; another row has `NO_NODE`.
 
     ``held[node]`` has a byte for each row: 1 if the node has the file already.
     """
-    return _Balance(listing, held).owners
+    files = listing.rows(Kind.FILE)
+    return _Balance(listing, held, files if rows is None else rows).owners
 
 
 class _Balance:
@@ -68,8 +73,8 @@ class _Balance:
     The load of a node is the cost of all its files.
     """
 
-    def __init__(self, listing: Listing, held: Sequence[bytes]) -> None:
-        files = list(listing.rows(Kind.FILE))
+    def __init__(self, listing: Listing, held: Sequence[bytes], rows: Iterable[int]) -> None:
+        files = list(rows)
         cost = 1 + listing.size // max(1, _PARTS_OF_MEAN * len(files))
         self._costs = {row: listing.sizes[row] + cost for row in files}
         self._loads = [0] * len(held)

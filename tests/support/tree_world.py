@@ -34,8 +34,8 @@ ALL = Counts(len(FILES), len(FILES), TOTAL)
 class TreeWorld(World):
     """Nodes to which one folder is staged."""
 
-    def __init__(self, comm: MPI.Intracomm, folder: Path) -> None:
-        super().__init__(comm, folder, "tree")
+    def __init__(self, comm: MPI.Intracomm, folder: Path, *, is_shared: bool = False) -> None:
+        super().__init__(comm, folder, "tree", is_shared=is_shared)
         self.on_first(self.make_source)
 
     def make_source(self) -> None:

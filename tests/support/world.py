@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 class World:
     """The ranks of ``comm``; each has a folder beneath ``folder`` as its node's disk.
 
-    Subclasses make the source, which is staged to ``/nvme/{name}``.
+    Subclasses make the source, which is staged to ``/nvme/{name}``. If ``is_shared``, all see the
+    first one's disk.
     """
 
-    def __init__(self, comm: MPI.Intracomm, folder: Path, name: str) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, folder: Path, name: str, *, is_shared: bool = False
+    ) -> None:
         self.comm = comm
         self.source = folder / "source"
-        disk = folder / f"node{comm.rank}"
+        disk = folder / ("shared" if is_shared else f"node{comm.rank}")
         (disk / "nvme").mkdir(parents=True, exist_ok=True)
         self.node = Node(f"node{comm.rank}", str(disk), os.getuid())
         self.copy = disk / "nvme" / name

@@ -1,0 +1,219 @@
+"""Make one copy that all nodes see: each rank writes a part of it, and rank 0 the rest.
+
+Rank 0 makes the partial copy, and tells the others where it is. Each writes some of a file's
+chunks, or some of a folder's files, and tells rank 0 what its record has to say of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from stager.base.errors import LaunchError
+from stager.fs.partial_file import Joined, Partial
+from stager.rank.file_transfer import FileSink, Published
+from stager.rank.reuse import read_marks
+from stager.rank.tree_transfer import FolderSink
+from stager.store.parents import made_parents
+from stager.tree.listing import pack, unpack
+from stager.tree.partial_tree import PartialTree
+from stager.tree.shard import balanced
+from stager.tree.stream import DIGEST_SIZE, Stream, place
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Sequence
+
+    from stager.rank.file_transfer import Opened
+    from stager.wire.layout import Layout
+    from stager.wire.ring import Writer
+
+
+class _Turns:
+    """Writes the chunks of a file whose turn is this rank's: all ranks get all of them."""
+
+    def __init__(self, writer: Writer, chunk: int, rank: int, ranks: int) -> None:
+        self._writer = writer
+        self._chunk = chunk
+        self._rank = rank
+        self._ranks = ranks
+
+    def write(self, data: memoryview, offset: int) -> None:
+        if offset // self._chunk % self._ranks == self._rank:
+            self._writer.write(data, offset)
+
+
+class _SharedFile(FileSink):
+    _ranks = 0
+
+    def join(self, opened: Sequence[Opened]) -> bytes:
+        """Note how many ranks write."""
+        self._ranks = len(opened)
+        return b""
+
+    def _take_turns(self) -> None:
+        task = self.task
+        self.writer = _Turns(self._partial, task.settings.chunk, task.rank, self._ranks)
+
+
+class FileMakerSink(_SharedFile):
+    """Makes a file of which other ranks write some chunks."""
+
+    def open(self) -> bytes:
+        """Make the partial file, with a name."""
+        task = self.task
+        self.stack.enter_context(made_parents(task.cache, task.path))
+        self._partial = Partial(task.cache, direct=task.settings.direct, is_named=True)
+        self.stack.callback(self._partial.close)
+        return b""
+
+    @property
+    def place(self) -> str:
+        """The name of the partial file."""
+        return self._partial.name
+
+    def allocate(self, layout: Layout) -> None:
+        """Give the file its size."""
+        super().allocate(layout)
+        self._take_turns()
+
+
+class FilePartSink(_SharedFile):
+    """Writes some chunks of a file that rank 0 makes."""
+
+    _name = ""
+
+    def open(self) -> bytes:
+        """Do nothing before rank 0 has made the file."""
+        return b""
+
+    def join(self, opened: Sequence[Opened]) -> bytes:
+        """Note where the file is."""
+        self._name = opened[0].place
+        return super().join(opened)
+
+    def allocate(self, _: Layout) -> None:
+        """Open the file."""
+        self._partial = Joined(self.task.cache, self._name, direct=self.task.settings.direct)
+        self.stack.callback(self._partial.close)
+        self._take_turns()
+
+    def flush(self) -> bytes:
+        """Sync the file."""
+        self._partial.sync()
+        return b""
+
+    def seal(self) -> None:
+        """Leave that to rank 0."""
+
+    def verify(self, _: str) -> None:
+        """Leave that to rank 0."""
+
+    def announce(self, _: str) -> None:
+        """Leave that to rank 0."""
+
+    def publish(self, _: str) -> Published:
+        """Leave that to rank 0."""
+        return Published()
+
+
+class _SharedFolder(FolderSink):
+    #: The rank that writes each row, and a byte for each row, 1 if any writes it.
+    _owners: array[int]
+    _all: bytes
+
+    def join(self, opened: Sequence[Opened]) -> bytes:
+        """Deal the files that rank 0 lacks to all ranks; return which are this one's."""
+        listing, rank = self._folder.listing, self.task.rank
+        self._all = read_marks(opened[0].needs, len(listing))
+        rows = [row for row, lacks in enumerate(self._all) if lacks]
+        self._owners = balanced(listing, [bytes(len(listing))] * len(opened), rows)
+        self._lacks = bytearray(owner == rank for owner in self._owners)
+        return zlib.compress(self._lacks, 1)
+
+    def _rows_of(self, rank: int) -> list[int]:
+        return [row for row, owner in enumerate(self._owners) if owner == rank]
+
+
+class FolderMakerSink(_SharedFolder):
+    """Makes a folder of which other ranks write some files."""
+
+    @property
+    def place(self) -> str:
+        """The partial folder."""
+        return self._tree.path
+
+    def merge(self, parts: Sequence[memoryview]) -> None:
+        """Enter what the others have written. Raise LaunchError if one tells what cannot be."""
+        digests = self._folder.digests.digests
+        for rank, part in enumerate(parts):
+            if rank == self.task.rank:
+                continue
+            rows = self._rows_of(rank)
+            try:
+                digests_of_rank, *columns = unpack(part, 6)
+                if len(digests_of_rank) != DIGEST_SIZE * len(rows):
+                    raise ValueError("digests are missing")
+                for at, row in enumerate(rows):
+                    found = digests_of_rank[DIGEST_SIZE * at :][:DIGEST_SIZE]
+                    digests[place(row)] = bytes(found)
+                self._tree.enter(rows, columns)
+            except ValueError:
+                raise LaunchError(
+                    "what a node tells of its part of a shared copy cannot be read; tell the "
+                    "administrator to check that all nodes have the same version of slurm-stage"
+                ) from None
+        self._lacks = bytearray(self._all)
+
+    def seal(self) -> None:
+        """Complete the folder."""
+        super().seal()
+        sent = Stream(self._folder.listing, self._all)
+        self._counts = replace(self._counts, moved=len(sent.rows), moved_size=sent.size, parts=())
+
+
+class FolderPartSink(_SharedFolder):
+    """Writes some files of a folder that rank 0 makes."""
+
+    _path = ""
+
+    def need(self) -> tuple[int, int]:
+        """Return nothing: rank 0 asks for all."""
+        return 0, 0
+
+    def open(self) -> bytes:
+        """Do nothing before rank 0 has made the folder."""
+        return b""
+
+    def join(self, opened: Sequence[Opened]) -> bytes:
+        """Note where the folder is, too."""
+        self._path = opened[0].place
+        return super().join(opened)
+
+    def allocate(self, layout: Layout) -> None:
+        """Open the folder, and make the files without data."""
+        self._tree = PartialTree(self.task.cache, self._listing, path=self._path)
+        self.stack.callback(self._tree.close)
+        super().allocate(layout)
+
+    def flush(self) -> bytes:
+        """Sync the files, and return their digests and stats."""
+        self._tree.sync()
+        digests = self._folder.digests.digests
+        for row, digest in (self._decompressing.digests if self._decompressing else {}).items():
+            digests[place(row)] = digest
+        rows = self._rows_of(self.task.rank)
+        self._digests = digests
+        self._written = [row for row in self._folder.stream.rows if self._lacks[row]]
+        return pack(b"".join(digests[place(row)] for row in rows), *self._tree.facts_of(rows))
+
+    def seal(self) -> None:
+        """Leave that to rank 0."""
+
+    def announce(self, _: str) -> None:
+        """Leave that to rank 0."""
+
+    def publish(self, _: str) -> Published:
+        """Leave that to rank 0."""
+        return Published()

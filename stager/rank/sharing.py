@@ -1,0 +1,98 @@
+"""Find the cache roots on one filesystem that all nodes see, where a copy is written once.
+
+Each node tries to make the same file, of a name that nobody can guess: on a filesystem of its own
+it can, on a shared one only the first can. The name of a filesystem's kind would tell less: a disk
+of one node may be mounted on others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from stager.base.codec import TEXT, list_of
+from stager.base.errors import DestinationError, Failure
+from stager.fs.files import CREATE, OPEN_FOLDER, READ_FILE, opened, stage_errors
+from stager.rank.agree import RefusedError, together
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from stager.rank.agree import Context
+    from stager.store.cache import Cache
+
+
+def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]) -> frozenset[str]:
+    """Return the roots that all nodes share. Collective.
+
+    ``open_caches`` opens this node's cache of each root. Raise RefusedError if that fails on any
+    rank, if only some nodes share a root, or if their locks there do not count on other nodes.
+    """
+    name = context.channel.fresh_key().hex()
+    caches: dict[str, Cache] = {}
+    with ExitStack() as stack:
+
+        def try_to_make() -> list[str]:
+            caches.update(open_caches())
+            if context.comm.size == 1 or context.request.dry_run:
+                return []
+            own = {root: one for root, one in caches.items() if one.uid == context.node.uid}
+            return [root for root, one in own.items() if not _make(one, name, stack)]
+
+        answers = together(context, try_to_make, list_of(TEXT))
+        shared = frozenset(root for answer in answers for root in answer)
+        for root in sorted(shared):
+            makers = [rank for rank, answer in enumerate(answers) if root not in answer]
+            if len(makers) > 1:
+                raise RefusedError([_shared_by_some(root, context.channel.nodes[makers[1]])])
+        if shared:
+            together(context, lambda: _check_locks(caches, answers[context.comm.rank], name))
+    return shared
+
+
+def _shared_by_some(root: str, node: str) -> Failure:
+    text = (
+        f"{root} is one filesystem on some nodes of the job, and another one here; choose a "
+        "destination that all nodes have on their own disks, or all share"
+    )
+    return Failure(DestinationError.code, text, node)
+
+
+def _make(cache: Cache, name: str, stack: ExitStack) -> bool:
+    """Make and lock the file, until the ``stack`` ends. Return False if another node has made it.
+
+    Raise SpaceError or DestinationError.
+    """
+    path = f"{cache.partial}/{name}"
+    with stage_errors(path), opened(cache.partial, OPEN_FOLDER) as folder:
+        fcntl.flock(folder, fcntl.LOCK_SH)  # so that nobody removes it before it is locked
+        try:
+            file = os.open(path, CREATE, 0o600)
+        except FileExistsError:
+            return False
+        stack.callback(_remove, path, file)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return True
+
+
+def _remove(path: str, file: int) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+    os.close(file)
+
+
+def _check_locks(caches: Mapping[str, Cache], roots: list[str], name: str) -> None:
+    """Raise DestinationError if this node can lock what another node has locked."""
+    for root in roots:
+        path = f"{caches[root].partial}/{name}"
+        with stage_errors(path), opened(path, READ_FILE) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+        raise DestinationError(
+            f"{root} is shared by all nodes, but their locks there do not count on other nodes; "
+            "tell the administrator to mount it with locks (Lustre: flock)"
+        )
