@@ -17,6 +17,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class SharedFs:
+    """How a job gets a filesystem of its nodes' disks."""
+
+    #: The program that starts and stops it on each node.
+    driver: str
+    #: A folder on a disk of each node, beneath which the jobs' data is.
+    folder: str
+    #: The folder in which the jobs' filesystems are mounted.
+    mount: str
+    #: Whether the driver runs as the job's user; else as root.
+    user: bool = True
+
+
+@dataclass(frozen=True)
 class Rules:
     """What root needs of stage.toml: folders, and amounts of a disk."""
 
@@ -38,6 +52,8 @@ class Rules:
     store_size: Amount = 0
     #: Those of ``roots`` beneath which users may stage: mostly all but the store.
     open_roots: list[str] = field(default_factory=list)
+    #: None where jobs get no filesystem of their nodes' disks.
+    shared_fs: SharedFs | None = None
 
 
 def read_rules(config: str) -> Rules:
@@ -67,7 +83,7 @@ def read_rules(config: str) -> Rules:
         raise ValueError("report.syslog is neither true nor false")  # noqa: TRY004
     return Rules(
         with_store(open_roots, store), shared_roots, keep_free, headroom, textfile, owner, syslog,
-        store, size, open_roots,
+        store, size, open_roots, _shared_fs(_section(document, "shared_fs")),
     )  # fmt: skip
 
 
@@ -94,6 +110,22 @@ def shared_owner(name: object) -> int:
     if uid == 0:
         raise ValueError("must not be root, which cannot stage; name an unprivileged account")
     return uid
+
+
+def _shared_fs(section: dict[str, Any]) -> SharedFs | None:
+    names = ("driver", "folder", "mount")
+    paths = {name: section[name] for name in names if section.get(name, "") != ""}
+    for name, path in paths.items():
+        if not isinstance(path, str) or not path.startswith("/") or not path.strip("/"):
+            raise ValueError(f"shared_fs.{name} is not an absolute path")
+    if not paths:
+        return None
+    if missing := [name for name in names if name not in paths]:
+        raise ValueError(f"shared_fs.{missing[0]} is missing")
+    user = section.get("user", True)
+    if not isinstance(user, bool):
+        raise ValueError("shared_fs.user is neither true nor false")  # noqa: TRY004
+    return SharedFs(**paths, user=user)
 
 
 def _lasting(roots: object) -> list[str]:

@@ -467,6 +467,28 @@ class Shared(_Section):
         return self
 
 
+class SharedFsSection(_Section):
+    """``[shared_fs]``: a filesystem of a job's own disks, for jobs that stage to `shared:`."""
+
+    driver: RootOrNone = ""
+    """The program that starts and stops it on each node of a job, such as
+    `/usr/libexec/slurm-stage/moosefs`; empty: no job gets one.
+    """
+    folder: RootOrNone = ""
+    """A folder on a disk of each node, for the jobs' data."""
+    mount: RootOrNone = ""
+    """The folder in which the filesystem of job 17 is mounted as `17`."""
+    user: Annotated[bool, Field(strict=True)] = True
+    """Whether the driver runs as the job's user; `false`: as root."""
+
+    @model_validator(mode="after")
+    def _check_paths(self) -> Self:
+        missing = [name for name in ("driver", "folder", "mount") if not getattr(self, name)]
+        if missing and len(missing) < len(("driver", "folder", "mount")):
+            raise ValueError(f"{missing[0]} is missing")
+        return self
+
+
 class Report(_Section):
     """``[report]``: where the result of a stage is told besides the job's output."""
 
@@ -552,6 +574,7 @@ class Policy(_Section):
     transfer: Transfer = Transfer()
     source: SourceSection = SourceSection()
     shared: Shared = Shared()
+    shared_fs: SharedFsSection = SharedFsSection()
     report: Report = Report()
     metrics: Metrics = Metrics()
 
