@@ -201,7 +201,7 @@ def check(
     rules = rules and rules.at(names.letters)
     found.read_tolerances((rules or policy.ANY).launch)
     items = found.resolve(rules or policy.ANY, submits=submits)
-    known = [item for item in items if names.is_filled(item.source)]
+    known = [item for item in items if item.source and names.is_filled(item.source)]
     for name in names.unset():
         complain(f"warning: {name} is not set here; the job fails unless its environment has it")
     if found.faults:
@@ -224,7 +224,8 @@ def check(
 
 def _tell_what_is_right(items: Sequence[StageItem], *, of_scripts: bool) -> None:
     for item in items:
-        say(f"ok: {item.source} to {item.destination} ({item.options})")
+        given = f"{item.source} to {item.destination} ({item.options})"
+        say(f"ok: {given if item.source else f'an empty folder {item.destination}'}")
     if not items:
         none = "no #STAGE or #SBATCH --stage line before the first command"
         say(f"ok: {none}" if of_scripts else "ok")

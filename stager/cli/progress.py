@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from stager.base.interfaces import Interface, Kind
-from stager.base.text import seconds_text
+from stager.base.text import bytes_text, seconds_text
 from stager.cli.render import SoFar, evicted_lines, progress_line
 from stager.cli.terminal import is_screen
 from stager.launch.job import fold
@@ -160,6 +160,10 @@ def _line(event: dict[str, Any]) -> str:
         return str(event["line"])
     if event["event"] == "slow":
         return f"{event['text']}; they wait for it"
+    if event["event"] == "shared":
+        room = f"{bytes_text(event['free'])} of {bytes_text(event['size'])} free"
+        nodes = event["nodes"]
+        return f"{event['mount']}: filesystem of the disks of {_nodes_text(nodes)}, {room}"
     if event["event"] == "starting":
         absent = event["nodes"]
         what = f"the staging process on {fold(absent)} to begin" if absent else "MPI to start"
@@ -168,6 +172,10 @@ def _line(event: dict[str, Any]) -> str:
         so_far = f"{seconds_text(event['seconds'])} so far"
         return f"waiting for {fold(event['nodes'])} to answer, {so_far}"
     return ""
+
+
+def _nodes_text(nodes: int) -> str:
+    return f"{nodes} nodes" if nodes > 1 else "one node"
 
 
 def _detail(event: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from stager.base.text import listed
 from stager.rank.agree import Context, Node, RefusedError, together
 from stager.rank.pulse import Pulse
 from stager.rank.report import tell
+from stager.rank.shared_mount import prepare_shared_mount
 from stager.rank.start import is_started_by_plugin
 from stager.rank.steps import StageRun
 from stager.request.items import REQUEST_VARIABLE, StageRequest, Work
@@ -116,6 +117,7 @@ def run(context: Context, watch: Stopwatch) -> Outcome:
             items: list[ItemReport] = []
             failures: list[Failure] = []
             try:
+                prepare_shared_mount(context)
                 items = stage_run.run()
             except RefusedError as refused:
                 failures = [_with_hint(one, context.request.space) for one in refused.failures]

@@ -1,9 +1,10 @@
 r"""What does a ``--stage`` value, or a ``#STAGE`` line, ask for? Directives, by the only grammar.
 
-Both are ``SRC:DST[,key=value…]``, several joined by ``;``. SRC ends at the first ``:/`` or ``:$``
-behind its scheme. A ``,`` separates only behind that, and before what looks like the name of an
-option. A backslash before ``: , ; $ % \`` takes its meaning away; before anything else it is
-itself. Blanks before SRC are dropped, and those at the end of a line.
+Both are ``SRC:DST[,key=value…]``, several joined by ``;``. SRC ends at the first ``:/``, ``:$`` or
+``:shared:/`` behind its scheme. ``shared:/PATH`` is in a filesystem of the job's own disks; without
+SRC, it is an empty folder there. A ``,`` separates only behind that, and before what looks like the
+name of an option. A backslash before ``: , ; $ % \`` takes its meaning away; before anything else
+it is itself. Blanks before SRC are dropped, and those at the end of a line.
 
 ``@FILE`` as SRC is a file of the user's with a URL that has a secret; see `launch.credentials`.
 
@@ -45,9 +46,17 @@ if TYPE_CHECKING:
     from stager.request.names import Names
 
 
+#: How a destination begins that is in a filesystem of the job's own disks.
+SHARED = "shared:"
+
+
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What a user asks for: a copy of ``source`` at ``destination`` on every node."""
+    """What a user asks for: a copy of ``source`` at ``destination`` on every node.
+
+    With ``shared:`` before its path, the destination is in a filesystem of the job's own disks, and
+    is to be an empty folder if the source is empty.
+    """
 
     source: str
     destination: str
@@ -58,7 +67,9 @@ class Directive:
         options = (
             f",{key}={escape(value)}" if value else f",{key}" for key, value in self.options.given()
         )
-        return f"{escape(self.source)}:{escape(self.destination)}{''.join(options)}"
+        path = self.destination.removeprefix(SHARED)
+        shared = SHARED if self.destination.startswith(SHARED) else ""
+        return f"{escape(self.source)}:{shared}{escape(path)}{''.join(options)}"
 
 
 def print_value(directives: Iterable[Directive]) -> str:
@@ -80,7 +91,7 @@ _NAME = re.compile("[A-Za-z_]+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 RESERVED = {
     "DIRECTIVES", "FAILED_NODES", "HELPER", "ON_HOSTS", "PARENT", "PEER_KEY", "QUIET", "REQUEST",
-    "SHARDS", "TOLERATE", "URL_SECRETS",
+    "SHARDS", "SHARED", "TOLERATE", "URL_SECRETS",
 }  # fmt: skip
 #: The options whose values are words, and those.
 _CHOICES = {
@@ -91,6 +102,7 @@ _CHOICES = {
 _LINE = "#STAGE SRC:DST[,key=value…]"
 #: How a line begins that was written like an ``#SBATCH`` line.
 _OPTION_OF_SBATCH = re.compile(r"#STAGE\s+(--stage(?:=|(?=\s)|$))")
+_NO_PATH = "write '/' behind shared:, as in shared:/data/"
 _COMMENT = re.compile(r"[ \t]#")
 #: An option behind a blank.
 _OPTION_AFTER_SPACE = re.compile(
@@ -169,10 +181,17 @@ def _directive(piece: Piece, names: Names) -> Directive:
         raise piece.fault(f"source and destination are missing: write {form}")
     source, rest = _split_paths(piece, form)
     destination, *options = rest.split(OPTION)
-    _check_source(source)
-    _check_destination(destination)
-    path, filled = names.source(source), names.destination(destination)
+    shared = SHARED if destination.seen.startswith(SHARED) else ""
+    destination = destination.behind(len(shared))
+    _check_destination(destination, shared)
+    filled = names.destination(destination)
     _check_filled(destination, filled)
+    if shared and not source.value:
+        if options:
+            raise options[0].fault("an empty folder takes no options; remove this one")
+        return Directive("", shared + filled)
+    _check_source(source)
+    path = names.source(source)
     chosen = _Chosen()
     for option in options:
         chosen.read(option)
@@ -185,7 +204,7 @@ def _directive(piece: Piece, names: Names) -> Directive:
             raise source.fault(problem + (pattern if "'decompress'" in problem else ""))
     for option in options:
         chosen.check(option, path)
-    return Directive(path, filled, given)
+    return Directive(path, shared + filled, given)
 
 
 def _without_blanks(piece: Piece) -> Piece:
@@ -197,6 +216,9 @@ def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:
     found = source_end(piece)
     if not found:
         colon = piece.seen.find(":", scheme_end(piece))
+        shared = piece.seen.find(f":{SHARED}", scheme_end(piece))
+        if shared >= 0:
+            raise piece.fault(_NO_PATH, shared + 1 + len(SHARED))
         if colon < 0:
             raise piece.fault(f"no ':' between source and destination: write {form}", -1)
         problem = "the destination must begin with '/' or a variable of the site, right behind ':'"
@@ -205,7 +227,8 @@ def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:
     if rest.seen.startswith("//") and (behind := _SCHEME_BEHIND.search(source.seen)):
         problem = "the destination is a URL; choose a path on the nodes' disks"
         raise piece.fault(problem, behind.start() + 1)
-    if second := SOURCE_END.search(rest.seen):
+    begin = len(SHARED) if rest.seen.startswith(SHARED) else 0
+    if second := SOURCE_END.search(rest.seen, begin):
         problem = "a second ':' before a path; write ';' before another SRC:DST, or"
         raise rest.fault(f"{problem} {_in_path(':', piece)}", second.start())
     return source, rest
@@ -213,13 +236,18 @@ def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:
 
 def _check_source(source: Piece) -> None:
     if not source.value:
-        raise source.fault("the source is empty")
+        problem = "the source is empty"
+        raise source.fault(
+            f"{problem}; an empty folder can be made in shared: only, by :shared:/DIR"
+        )
     if source.seen[0] in "\"'":
         problem = "the source begins with a quotation mark; remove the quotes, a blank needs none"
         raise source.fault(f"{problem} (write ./ before a name that begins with one)")
 
 
-def _check_destination(destination: Piece) -> None:
+def _check_destination(destination: Piece, shared: str) -> None:
+    if shared and not destination.seen.startswith("/"):
+        raise destination.fault(_NO_PATH)
     if destination.seen[-1] in BLANKS:
         at = len(destination.seen) - 1
         raise destination.fault("a blank ends the destination; remove it", at)

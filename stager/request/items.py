@@ -69,6 +69,8 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
 
 #: The environment variable that names a job's lists of what each node holds.
 _SHARDS = "STAGE_SHARDS"
+#: The one that names where the filesystem of the job's own disks is.
+_SHARED = "STAGE_SHARED"
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
 #: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
@@ -229,6 +231,10 @@ class StageRequest:
     remote: RemoteSettings = DEFAULT_REMOTE
     #: Slurm's job id, 0 outside of Slurm.
     job: int = 0
+    #: Where the filesystem of the job's own disks is mounted; empty if nothing is asked for there.
+    shared_mount: str = ""
+    #: The empty folders that are asked for there.
+    scratch: tuple[str, ...] = ()
     #: The tasks that wait on each node for the end of the stage.
     waiting: Waiting | None = None
     #: The uid of the account that stages for all users; 0 for none.
@@ -266,6 +272,7 @@ class StageRequest:
         lists = ":".join(item.shard_list for item in self.items if item.shard_list)
         found = {f"STAGE_{item.options.name}": item.destination for item in named}
         found |= {_SHARDS: lists} if lists else {}
+        found |= {_SHARED: self.shared_mount} if self.shared_mount else {}
         # They travel as lines, and the next one would be another variable.
         return {name: value for name, value in found.items() if "\n" not in value}
 

@@ -19,7 +19,7 @@ BLANKS = " \t"
 #: What separates directives, and before options; and where a source may end.
 SEPARATOR = re.compile(";")
 OPTION = re.compile(r",(?=[A-Za-z_]+(?:[=,]|\Z))")
-SOURCE_END = re.compile(":(?=[/$])")
+SOURCE_END = re.compile(":(?=(?:shared:)?[/$])")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 #: A backslash before one of these characters takes its meaning away; elsewhere it is itself.
 _ESCAPE = re.compile(r"\\([:,;\\$%])")

@@ -580,6 +580,7 @@ class Policy(_Section):
 
     #: Set by `at`.
     _absent: tuple[str, ...] = PrivateAttr(default=())
+    _shared_mount: str = PrivateAttr(default="")
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -612,6 +613,13 @@ class Policy(_Section):
         return self._absent
 
     @property
+    def shared_mount(self) -> str:
+        """Where the job's filesystem of its nodes' disks is, if it asks for one; empty outside of a
+        job, and where the site has none.
+        """
+        return self._shared_mount
+
+    @property
     def hints(self) -> dict[str, str]:
         """How to ask for those of ``roots`` that a job must ask for."""
         return {place.path: place.hint for place in self.places if place.hint}
@@ -638,6 +646,8 @@ class Policy(_Section):
             }
         )
         here._absent = tuple(place.path for place, path in filled if path is None)  # noqa: SLF001
+        if self.shared_fs.mount and "j" in letters:
+            here._shared_mount = f"{self.shared_fs.mount}/{letters['j']}"  # noqa: SLF001
         return here
 
     @property
@@ -703,6 +713,7 @@ ANY = LOCAL.model_copy(
         "source": SourceSection.model_construct(allow=tuple(f"{one}://" for one in URLS)),
     }
 )
+ANY._shared_mount = "/$STAGE_SHARED"  # noqa: SLF001
 
 
 def load(path: Path) -> Policy:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stager.base.errors import PolicyRefusal, UsageError
 from stager.base.options import FolderLayout, Share, Via
 from stager.base.paths import RECORDS_FOLDER
+from stager.request.grammar import SHARED
 from stager.request.items import Space, StageItem, StageRequest, Waiting, Work, copy_name
 from stager.source.schemes import Scheme, without_revision
 from stager.wire.layout import Settings
@@ -31,14 +33,20 @@ def build_request(
 ) -> StageRequest:
     """Return the request to stage ``items`` by the site's policy, for one node as yet."""
     limits = policy.cache
+    mount = policy.shared_mount
+    shared = (mount,) if any(item.root == mount for item in items) else ()
     space = Space(
         keep_free=limits.keep_free, user_limit=limits.user_limit,
-        roots=policy.roots, private=policy.private_roots, of_job=policy.job_roots,
+        roots=(*policy.roots, *shared), private=(*policy.private_roots, *shared),
+        of_job=policy.job_roots,
         hints=policy.hints, store=policy.store, store_size=limits.size,
         unpacked_size=limits.unpacked_size, unpacked_members=limits.unpacked_members,
     )  # fmt: skip
     return StageRequest(
-        items=items, nodes=1, work=work, bench=bench, waiting=waiting,
+        items=tuple(item for item in items if item.source), nodes=1,
+        shared_mount="".join(shared),
+        scratch=tuple(item.destination for item in items if not item.source),
+        work=work, bench=bench, waiting=waiting,
         lock_timeout=policy.lock_timeout, stall_timeout=policy.transfer.stall_timeout,
         shared_owner=policy.shared_owner, transfer=_settings(policy.transfer), space=space,
         remote=policy.source.settings, interface=policy.launch.named_interface,
@@ -56,6 +64,7 @@ def _settings(transfer: Transfer) -> Settings:
 def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem, ...]:
     """Return the items that ``directives`` ask for, in their order and each once.
 
+    One without a source is an empty folder in the job's own filesystem.
     Raise PolicyRefusal for a destination outside of the site's folders; raise UsageError for a
     destination without a name, or with one that a relocated environment cannot have, for source and
     destination that contain each other, and for two directives with one destination, or with one
@@ -68,12 +77,10 @@ def resolve(directives: Iterable[Directive], policy: Policy) -> tuple[StageItem,
 
 
 def _item(directive: Directive, policy: Policy) -> StageItem:
+    if directive.destination.startswith(SHARED):
+        return _shared_item(directive, policy)
     destination = place_of(directive)
-    source, plain = directive.source, _plain(directive.source)
-    if Scheme.of(source).is_url:
-        _check_url(source, policy)
-    else:
-        source = plain or "/"
+    source, plain = _source_of(directive, policy), _plain(directive.source)
     if destination in (*policy.roots, *policy.shared_roots, *policy.allowed):
         raise UsageError(
             f"{destination} is a folder of the site's; write {destination}/ to stage into it"
@@ -94,6 +101,46 @@ def _item(directive: Directive, policy: Policy) -> StageItem:
     _check_layout(destination, directive)
     _check_via(destination, root, directive.options.via, policy)
     return StageItem(source, destination, root, directive.options, shared)
+
+
+def _shared_item(directive: Directive, policy: Policy) -> StageItem:
+    """Return the item whose destination is in the job's own filesystem. Raise StageError."""
+    mount = policy.shared_mount
+    if not policy.shared_fs.mount and not mount:
+        raise UsageError(
+            f"{directive.destination}: this site has no filesystem of a job's own disks; choose "
+            "another destination, or ask the administrator ([shared_fs] of stage.toml)"
+        )
+    if not mount:
+        raise UsageError(
+            f"{directive.destination} is in the filesystem of a job's own disks; use it in a job"
+        )
+    inside = directive.destination.removeprefix(SHARED)
+    whole = replace(directive, destination=f"{mount}{inside}")
+    if not directive.source:
+        destination = plain_path(whole.destination)
+        _check_reserved(destination)
+        return StageItem("", destination, mount)
+    destination = place_of(whole)
+    if destination == mount:
+        raise UsageError(
+            f"{SHARED}{inside} is the whole filesystem; write {SHARED}/ to stage into it"
+        )
+    source, options = _source_of(directive, policy), directive.options
+    _check_paths(_plain(source), destination, is_image=False)
+    _check_share(destination, options.share, policy)
+    _check_layout(destination, whole)
+    _check_via(destination, mount, options.via, policy)
+    return StageItem(source, destination, mount, options)
+
+
+def _source_of(directive: Directive, policy: Policy) -> str:
+    """Return the plain source. Raise PolicyRefusal if the site does not allow it."""
+    source = directive.source
+    if Scheme.of(source).is_url:
+        _check_url(source, policy)
+        return source
+    return _plain(source) or "/"
 
 
 def _where(policy: Policy) -> tuple[str, ...]:
@@ -205,7 +252,12 @@ def _check_paths(source: str, destination: str, *, is_image: bool) -> None:
                 f"{inner} is in {outer or '/'}: source and destination must not contain each "
                 "other; choose another destination"
             )
-    if RECORDS_FOLDER in destination.split("/") and not is_image:
+    if not is_image:
+        _check_reserved(destination)
+
+
+def _check_reserved(destination: str) -> None:
+    if RECORDS_FOLDER in destination.split("/"):
         raise UsageError(
             f"{destination}: the name {RECORDS_FOLDER} is reserved for slurm-stage's own records; "
             "choose another destination"

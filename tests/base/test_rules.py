@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base.errors import PolicyRefusal
-from stager.base.rules import Rules, read_rules
+from stager.base.rules import Rules, SharedFs, read_rules
 from stager.request.policy import load
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
         'store = "/disk"\n'
         '[metrics]\ntextfile = "/run/x.prom"\n'
         '[shared]\nowner = "nobody"\nroots = ["/nvme/all"]\n'
+        '[shared_fs]\ndriver = "/d"\nfolder = "/nvme"\nmount = "/mnt"\nuser = false\n'
     )
     policy, rules = load(path), read_rules(str(path))
     assert rules == Rules(
@@ -31,6 +32,7 @@ def test_root_reads_sizes_as_users_do(tmp_path: Path, size: str) -> None:
         policy.cache.headroom, policy.metrics.textfile,
         policy.shared_owner, store=policy.store, store_size=policy.cache.size,
         open_roots=list(policy.open_roots),
+        shared_fs=SharedFs(**policy.shared_fs.model_dump()),
     )  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def test_root_accepts_the_same_sizes_as_users(tmp_path: Path, key: str, size: st
             '[cache]\nkeep_free = "100%"',
             'cache.keep_free .* percent of a disk such as "5%"',
         ),
+        ('[shared_fs]\ndriver = "d"', "shared_fs.driver is not an absolute path"),
+        ('[shared_fs]\ndriver = "/d"', "shared_fs.folder is missing"),
         ('[metrics]\ntextfile = "here"', "metrics.textfile is not an absolute path"),
         ("[shared]\nroots = 1", "shared.roots is not a list of absolute paths"),
         ('[shared]\nroots = ["/"]', "shared.roots is not a list of absolute paths"),

@@ -26,6 +26,8 @@ from tests.support.directives import DIRECTIVES, parse_value
         ([Directive("/a b \t", "/c, d:e")], "/a b \t:/c, d\\:e"),
         ([Directive("/$USER", "/%j")], r"/\$USER:/\%j"),
         ([Directive("/a", "/b"), Directive("/c", "/d")], "/a:/b;/c:/d"),
+        ([Directive("/a", "shared:/b"), Directive("", "shared:/")], "/a:shared:/b;:shared:/"),
+        ([Directive("/a:shared", "/b:shared:/c")], r"/a\:shared:/b:shared\:/c"),
     ],
 )
 def test_directives_are_printed_in_the_grammar(directives: list[Directive], text: str) -> None:

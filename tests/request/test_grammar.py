@@ -43,6 +43,9 @@ SECOND = (
     "a second ':' before a path; write ';' before another SRC:DST, or write \\: where it is part "
     "of a path"
 )
+EMPTY = "the source is empty; an empty folder can be made in shared: only, by :shared:/DIR"
+NO_SHARED = "write '/' behind shared:, as in shared:/data/"
+CLIMBS = "'..' is not allowed in a destination"
 IN_SBATCH = " (in an #SBATCH line \\\\{})"
 UNKNOWN_URL = (
     "is a URL of an unknown kind; known: az://, s3://, gs://, hf://, https://, http://, docker://"
@@ -130,6 +133,15 @@ def test_a_value_is_directives_joined_by_semicolons(text: str, directives: list[
         ("a/b:/c", f"{FOLDER}/a/b", "/c"),
         ("../a:/c", f"{FOLDER}/../a", "/c"),
         ("C:/c", f"{FOLDER}/C", "/c"),
+        ("/a:shared:/", "/a", "shared:/"),
+        ("a:shared:/b/", f"{FOLDER}/a", "shared:/b/"),
+        ("s3://bucket/a:b:shared:/b,1", "s3://bucket/a:b", "shared:/b,1"),
+        ("docker://host:5000/a:1:shared:/b", "docker://host:5000/a:1", "shared:/b"),
+        ("https://host:80/a:shared:/%j", "https://host:80/a", "shared:/17"),
+        (r"/a\:shared:/b", "/a:shared", "/b"),
+        ("shared:/b", f"{FOLDER}/shared", "/b"),
+        (":shared:/scratch", "", "shared:/scratch"),
+        (":shared:/", "", "shared:/"),
     ],
 )
 def test_only_what_leads_to_a_path_or_an_option_separates(
@@ -189,7 +201,19 @@ def test_nothing_of_a_path_is_taken_for_a_separator(one: Directive, other: Direc
         ("/a:~/b", NO_DESTINATION, 3),
         ("/a:/b;/c:d", NO_DESTINATION, 9),
         ("https://h:80", NO_DESTINATION, 10),
-        (":/b", "the source is empty", 0),
+        (":/b", EMPTY, 0),
+        (":/nvme/x,replace", EMPTY, 0),
+        (":", NO_DESTINATION, 1),
+        ("/a:shared:", NO_SHARED, 10),
+        ("/a:shared:data", NO_SHARED, 10),
+        ("/a:shared:$SLURM_TMPDIR", NO_SHARED, 10),
+        ("s3://b/a:shared:data,replace", NO_SHARED, 16),
+        (":shared:scratch", NO_SHARED, 8),
+        (":shared:/scratch,replace", "an empty folder takes no options; remove this one", 17),
+        (":shared:/../x", CLIMBS, 8),
+        ("/a:shared:/..", CLIMBS, 10),
+        ("/a:shared:/b:/c", f"{SECOND}{IN_SBATCH.format(':')}", 12),
+        ("/a:shared:/b:shared:/c", f"{SECOND}{IN_SBATCH.format(':')}", 12),
     ],
 )
 def test_a_value_without_its_two_paths_is_refused(text: str, problem: str, column: int) -> None:

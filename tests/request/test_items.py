@@ -92,6 +92,8 @@ REQUESTS = st.builds(
     lock_timeout=st.floats(min_value=0, allow_infinity=False),
     stall_timeout=st.floats(min_value=0, allow_infinity=False),
     job=st.integers(0, 2**32 - 1),
+    shared_mount=st.just("") | PATHS,
+    scratch=st.lists(PATHS, max_size=2).map(tuple),
     waiting=st.none() | st.builds(Waiting, TEXTS, TEXTS, st.booleans()),
     shared_owner=st.integers(0, 1 << 32),
     work=st.sampled_from(Work),
@@ -143,7 +145,7 @@ def test_the_json_of_a_request() -> None:
         '"unpacked_size": 1099511627776, "unpacked_members": 10000000}, "interface": "", '
         '"remote": {"requests": 8, "patience": 60.0, "ca_file": "", "proxy": "", '
         '"allow_http": false, "insecure_registries": [], "limit": 0}, '
-        '"job": 7, "waiting": null, "shared_owner": 0, '
+        '"job": 7, "shared_mount": "", "scratch": [], "waiting": null, "shared_owner": 0, '
         '"work": "stage", "bench": 0, "silence": 0.0, "failed_nodes": [], "log_user": "", '
         '"hosts": [], "line": "", '
         '"local_root": "", "key": "' + "0f" * 32 + '"}'

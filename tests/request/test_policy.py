@@ -84,6 +84,11 @@ roots = ["/nvme/all"]
 syslog = false
 job_comment = "all"
 
+[shared_fs]
+driver = "/opt/fs"
+folder = "/ssd"
+mount = "/mnt/stage"
+user = false
 [metrics]
 textfile = "/var/lib/node_exporter/stage.prom"
 """
@@ -160,6 +165,7 @@ def test_the_defaults_are_these() -> None:
             "insecure_registries": (),
         },
         "shared": {"owner": "", "roots": ()},
+        "shared_fs": {"driver": "", "folder": "", "mount": "", "user": True},
         "report": {"syslog": True, "job_comment": "failed"},
         "metrics": {"textfile": ""},
     }
@@ -225,6 +231,7 @@ def test_every_key_can_be_set(path: Path) -> None:
             "insecure_registries": ("registry:5000",),
         },
         "shared": {"owner": "nobody", "roots": ("/nvme/all",)},
+        "shared_fs": {"driver": "/opt/fs", "folder": "/ssd", "mount": "/mnt/stage", "user": False},
         "report": {"syslog": False, "job_comment": "all"},
         "metrics": {"textfile": "/var/lib/node_exporter/stage.prom"},
     }

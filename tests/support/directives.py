@@ -46,7 +46,9 @@ NAMES = Names(
 AWKWARD = st.sampled_from("::,,;;\\\\  \t'\"#=/.~$%*é漢😀\xa0\u2028\x7f\udc80\udcff")
 PRINTABLE = st.characters(min_codepoint=0x20, exclude_categories=["Cs"])
 #: What is expanded elsewhere.
-EXPANDED = st.sampled_from(["$USER", "${USER}", "$(", "%j", "%4t", "%%", "%A_%a", "/~", "/~/"])
+EXPANDED = st.sampled_from(
+    ["$USER", "${USER}", "$(", "%j", "%4t", "%%", "%A_%a", "/~", "/~/", ":shared:", "shared:/"]
+)
 PATHS = (
     st.lists(st.text(AWKWARD | PRINTABLE, max_size=4) | EXPANDED, max_size=3)
     .map("".join)
@@ -74,7 +76,7 @@ DESTINATIONS = PATHS.filter(lambda path: not NO_DESTINATION.search(path))
 COPIES = st.builds(
     Directive,
     PATHS,
-    DESTINATIONS,
+    DESTINATIONS | DESTINATIONS.map("shared:{}".format),
     st.builds(
         Options,
         st.sampled_from(Validate),
