@@ -275,17 +275,14 @@ class Cache(_Section):
     keep_free: DiskAmount = KEEP_FREE
     """What a stage leaves free of each disk: bytes, or percent of the disk."""
     user_limit: DiskAmount = "60%"
-    """The most that the copies of one user may take of each disk of a node; 0 for no limit.
-
-    Two stages of one user at the same time do not see each other's new copies.
-    """
+    """The most that the copies of one user may take of each disk of a node; 0 for no limit."""
     headroom: DiskAmount = 0
-    """After a job, this much more than `keep_free` is made free, by removing the least recently
-    used copies of any user; 0: none is removed for another user.
+    """After a job, this much more than `keep_free` is made free, by removing old
+    copies of any user; 0: none.
     """
     store: Store = ""
-    """A folder on each node's own disk that outlasts jobs, for copies of which those in the folders
-    of jobs are made; empty for none. Root's part makes it.
+    """A folder on each node's disk that outlasts jobs, from which copies in jobs' folders are
+    made; empty for none.
     """
     size: DiskAmount = 0
     """The most that the copies of all users take in `store`; 0 for no limit."""
@@ -299,9 +296,8 @@ class Launch(_Section):
     """``[launch]``: how the broadcast is started on the nodes of a job."""
 
     srun: Annotated[str, AfterValidator(_possible_srun)] = "srun"
-    """The srun that starts the ranks, the MPI processes of which one runs on each node. If Slurm
-    is not in the system's folders, its path, such as `/opt/slurm/bin/srun`: scontrol, sinfo and
-    the like are looked for beside it.
+    """The srun that starts the ranks, the MPI processes of which one runs on each node. A
+    path, such as `/opt/slurm/bin/srun`, is that of scontrol and sinfo, too.
     """
     mpi: Annotated[str, Field(min_length=1)] = "auto"
     """What `srun --mpi` gets: one of `srun --mpi=list` that the MPI library supports. `auto`:
@@ -319,7 +315,7 @@ class Launch(_Section):
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
     """The network interface for MPI over TCP, such as `hsn0`, or with Open MPI its network, such
     as `10.1.0.0/16`, which each node must have. The ranks watch each other over it. `auto`: MPI
-    uses that of the node's name and faster ones, and the ranks the fastest network of all nodes.
+    uses that of the node's name and faster ones, and the ranks the fastest network.
     """
     mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
     """Without Slurm: the mpiexec, of Open MPI or MPICH, that starts the ranks. It must be of
@@ -391,11 +387,10 @@ class Transfer(_Section):
     faster for large files; the job then reads them from the disk, not from memory.
     """
     stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
-    """Seconds that a stage may stand still, with no byte read, received or written on any node,
-    or without an answer of a node. Then the job fails with code 8 and the node's name. From 5
-    on; 0 for no limit.
+    """Seconds in which no byte moves on any node, or a node does not answer. Then the job fails
+    with code 8 and the node's name. From 5 on; 0 for no limit.
 
-    Another job's lock and a suspended job are no stall.
+    A lock and a suspended job are no stall.
     """
 
     @property
@@ -454,8 +449,8 @@ class Shared(_Section):
     """``[shared]``: files that one account of the site stages for all users."""
 
     owner: Annotated[str, AfterValidator(_known_account)] = ""
-    """The account whose jobs stage files for all users, beneath `shared.roots`. It is an
-    unprivileged one that exists on all nodes: root cannot stage.
+    """The account whose jobs stage files for all users, beneath `shared.roots`. It is
+    unprivileged, and exists on all nodes.
     """
     roots: tuple[Root, ...] = ()
     """The folders for these files. They belong to that account, and nobody else can write there."""
@@ -471,8 +466,7 @@ class SharedFsSection(_Section):
     """``[shared_fs]``: a filesystem of a job's own disks, for jobs that stage to `shared:`."""
 
     driver: RootOrNone = ""
-    """The program that starts and stops it on each node of a job, such as
-    `/usr/libexec/slurm-stage/moosefs`; empty: no job gets one.
+    """The program that starts and stops it on each node of a job; empty for none.
     """
     folder: RootOrNone = ""
     """A folder on a disk of each node, for the jobs' data."""
@@ -552,8 +546,8 @@ class Policy(_Section):
     true }]`
     """
     destinations: tuple[Pattern, ...] = ()
-    """The only folders beneath the roots where users may stage; empty: all roots. Make them on
-    each node, as root, before you name them: `mkdir -p -m 1777`.
+    """The only folders beneath the roots where users may stage; empty: all roots. Make
+    them as root, mode 1777.
     """
     variables: dict[Annotated[str, AfterValidator(_possible_variable)], Pattern] = Field(
         default_factory=dict

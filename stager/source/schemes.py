@@ -121,7 +121,7 @@ class Scheme(StrEnum):
     )  # fmt: skip
     HTTP = (
         "http", "http://HOST/PATH",
-        "the same, where the site names it; nobody proves who answers", "",
+        "the same, where the site names it", "",
         (URL_SECRETS,),
     )  # fmt: skip
     #: See `image_name`.

@@ -49,7 +49,11 @@ SLURM_TMPDIR = "/localscratch/%u.%j.%r"
 [cache]
 store = "/localscratch"
 [source]
-allow = ["s3://", "hf://", "docker://registry.site.org/"]
+allow = ["s3://", "hf://", "az://ouraccount/", "docker://registry.site.org/"]
+[shared_fs]
+driver = "/usr/libexec/moosefs"
+folder = "/nvme"
+mount = "/mnt/stage"
 """
 #: What stands for a value.
 PLACEHOLDER = re.compile(r"SRC|DST|VALUE|…|\Z")
