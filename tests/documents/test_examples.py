@@ -21,7 +21,7 @@ PLACES = {
     "asked-for": ("/run/nvme/job_17/data", "/run/nvme/job_17/data/img.sqsh", True),
     "private-tmp": ("/tmp", "/tmp/img.sqsh", True),
     "user-folder": ("/lscratch/alice", "/lscratch/alice/img.sqsh", True),
-    "shared-fs": ("/mnt/stage/17", "/mnt/stage/17/train", True),
+    "shared-fs": ("/mnt/stage/17", "/mnt/stage/17/train", False),
     "memory": ("/tmp/scratch/17", "/tmp/scratch/17/img.sqsh", True),
 }
 
