@@ -143,3 +143,41 @@ void stage_prepare(spank_t spank, const struct stage_config *config)
 	stage_child_complain("making the folders of uid", uid_text, code, STAGE_PREPARE_LIMIT,
 			     config);
 }
+
+/*
+ * In the prolog, before any step: starts this node's part of the filesystem of the job's disks.
+ * That outlives steps, as nothing does that a step starts. What fails is in a note for the ranks.
+ */
+void stage_start_shared(spank_t spank, const struct stage_config *config)
+{
+	const char *node = getenv("SLURMD_NODENAME");
+	const char *nodes = getenv("SLURM_NODELIST");
+	uint32_t job = 0;
+	uid_t uid = 0;
+	char job_text[16];
+	char uid_text[24];
+	int code = 0;
+
+	if (!getenv(STAGE_SHARED_PROLOG_ENV))
+		return;
+	if (!node || !nodes || spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS) {
+		slurm_error("stage: Slurm does not give the prolog the job's nodes and user");
+		return;
+	}
+	if (uid == 0)
+		return; /* root stages nothing */
+	(void)snprintf(job_text, sizeof(job_text), "%u", job);
+	(void)snprintf(uid_text, sizeof(uid_text), "%u", (unsigned int)uid);
+	const char *const argv[] = { STAGE_PROGRAM(config, "stager.node.prolog"),
+				     "--job",
+				     job_text,
+				     "--shared",
+				     node,
+				     nodes,
+				     uid_text,
+				     NULL };
+	code = stage_child_run((char *const *)argv, stage_clean_environment, STAGE_SHARED_LIMIT);
+	stage_child_complain("starting the filesystem of job", job_text, code, STAGE_SHARED_LIMIT,
+			     config);
+}

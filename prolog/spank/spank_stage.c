@@ -6,6 +6,7 @@
  *   srun, later          -          -               quiet, in local_user_init
  *   slurmstepd           options    -               order, prepare         gate
  *   slurmd               expect_marks, note_namespace, prepare_roots
+ *   slurmd, prolog       -          -               start_shared, in job_prolog
  *   slurmd, epilog       -          -               clean_up, in job_epilog
  *
  * A failure in a node's init, init_post_opt, user_init, task_post_fork, job_prolog or job_epilog
@@ -91,6 +92,14 @@ int slurm_spank_task_init_privileged(spank_t spank, int argc, char **argv)
 
 	stage_gate_check_order(spank);
 	stage_prepare(spank, &config);
+	return 0;
+}
+
+int slurm_spank_job_prolog(spank_t spank, int argc, char **argv)
+{
+	const struct stage_config config = stage_config_parse(argc, argv);
+
+	stage_start_shared(spank, &config);
 	return 0;
 }
 

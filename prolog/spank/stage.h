@@ -5,7 +5,8 @@
  *
  *   sbatch, salloc, srun     options.c  collects the values of --stage and --stage-tolerate
  *                            submit.c   checks them and passes the list to the job
- *   each node, as root       prepare.c  makes the user's folders; in the helper's step only
+ *   each node's prolog       prepare.c  starts the filesystem of the job's disks, if it asks for
+ * one each node, as root       prepare.c  makes the user's folders; in the helper's step only
  *                            mark.c     marks the job as one that stages here
  *                            room.c     mounts the user's room beneath /run
  *   each node, as the user   gate.c     holds the tasks until every node has its files
@@ -58,6 +59,13 @@ enum { STAGE_LIST_MAX = 120 * 1024 };
 /* How many nodes may fail, from --stage-tolerate; named like the list. */
 #define STAGE_TOLERATE_NAME "STAGE_TOLERATE"
 #define STAGE_TOLERATE_ENV "SLURM_SPANK_STAGE_TOLERATE"
+/* Set if the job asks for the filesystem of its nodes' disks; named like the list. Root's prolog on
+ * each node sees the third. */
+#define STAGE_SHARED_NAME "STAGE_SHARED"
+#define STAGE_SHARED_ENV "SLURM_SPANK_STAGE_SHARED"
+#define STAGE_SHARED_PROLOG_ENV "SPANK_STAGE_SHARED"
+/* What a list has that asks for it, and perhaps one that does not. */
+#define STAGE_SHARED_DST ":shared:/"
 /* The nodes that have left the job since their stage failed; set if there are any. */
 #define STAGE_FAILED_ENV "STAGE_FAILED_NODES"
 /* Names the files that list which node holds which part of a folder with mode=shard. */
@@ -146,6 +154,7 @@ int stage_submit(spank_t spank, const struct stage_config *config);
 /* prepare.c */
 void stage_prepare_roots(const struct stage_config *config);
 void stage_prepare(spank_t spank, const struct stage_config *config);
+void stage_start_shared(spank_t spank, const struct stage_config *config);
 
 /* gate.c */
 void stage_gate_check_order(spank_t spank);
@@ -176,9 +185,11 @@ void stage_room_make(uid_t uid, gid_t gid, bool bounded);
 enum { STAGE_NOT_RUN = 127, STAGE_SIGNALLED = 128, STAGE_LATE = 256 };
 /*
  * Seconds for root's programs: a task waits for the first, and the node takes no jobs before the
- * second has ended. The second gives up by itself before (_TIME_LIMIT in stager/node/epilog.py).
+ * second has ended. The second gives up by itself before (_TIME_LIMIT in stager/node/epilog.py),
+ * and so does the third, for which the first task of a job waits (limits in
+ * stager/node/shared_fs.py).
  */
-enum { STAGE_PREPARE_LIMIT = 20, STAGE_CLEAN_UP_LIMIT = 45 };
+enum { STAGE_PREPARE_LIMIT = 20, STAGE_CLEAN_UP_LIMIT = 45, STAGE_SHARED_LIMIT = 45 };
 extern char *const stage_clean_environment[];
 int stage_child_run(char *const argv[], char *const envp[], unsigned int limit);
 /* Without a limit; `text` becomes what it writes to stdout, which the caller frees, or stays NULL.

@@ -138,7 +138,7 @@ int stage_submit_forget_outer_job(void)
 		STAGE_LIST_ENV,	  STAGE_QUIET_ENV,	  STAGE_SHARDS_ENV, STAGE_TOLERATE_ENV,
 		STAGE_FAILED_ENV, "SLURM_RESTART_COUNT", /* which Slurm sets in a restarted job
 							    alone */
-		"SPANK_STAGE",	  "SPANK_STAGE_TOLERATE",
+		"SPANK_STAGE",	  "SPANK_STAGE_TOLERATE", STAGE_SHARED_ENV, STAGE_SHARED_PROLOG_ENV,
 	};
 
 	if (unset_all(options, sizeof(options) / sizeof(options[0])) != 0)
@@ -253,6 +253,13 @@ static bool pass_on_tolerate(spank_t spank)
 	       spank_job_control_setenv(spank, STAGE_TOLERATE_NAME, tolerate, 1) == ESPANK_SUCCESS;
 }
 
+/* Has each node's prolog start the filesystem of the job's disks, before the first step there. */
+static bool pass_on_shared(spank_t spank)
+{
+	return setenv(STAGE_SHARED_ENV, "1", 1) == 0 &&
+	       spank_job_control_setenv(spank, STAGE_SHARED_NAME, "1", 1) == ESPANK_SUCCESS;
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* In salloc, each srun stages the job's list, too; in a batch job its script has none. */
@@ -262,6 +269,10 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	char *list = NULL;
 	int failed = 0;
 
+	/* The helper's step may be the first on most nodes: their prologs see its variables alone.
+	 */
+	if (getenv(STAGE_SHARED_ENV) && !pass_on_shared(spank))
+		return -1;
 	if (stage_options_helper())
 		return 0;
 	refuse_repeated_plugin();
@@ -279,7 +290,9 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	if (!list)
 		return -1;
 	tell_first_srun();
-	failed = !pass_on_tolerate(spank) || setenv(STAGE_LIST_ENV, list, 1) != 0 ||
+	failed = !pass_on_tolerate(spank) ||
+		 (strstr(list, STAGE_SHARED_DST) && !pass_on_shared(spank)) ||
+		 setenv(STAGE_LIST_ENV, list, 1) != 0 ||
 		 spank_job_control_setenv(spank, STAGE_LIST_NAME, list, 1) != ESPANK_SUCCESS;
 	free(list);
 	return failed ? -1 : 0;

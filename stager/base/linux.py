@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Options of prctl(2): send this process a signal when its parent ends, and let other processes of
 #: the user trace it.
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 #: The number of openat2(2), which is the same on all machines, and its flags: stay on the mount,
 #: follow no link, stay beneath the folder.
 _OPENAT2 = 437
@@ -195,6 +195,11 @@ def set_dumpable(dumpable: bool) -> None:
 def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have this process signalled when its parent ends. A change of its user takes that back."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0))
+
+
+def adopt_orphans() -> None:
+    """Have this process become the parent of its descendants whose own parents end."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 @contextmanager

@@ -20,8 +20,10 @@ RUN_FOLDER = f"{RUN}/{RUN_NAME}"
 #: One file ``JOB.UID`` for each job that stages on this node and has not ended here. It is root's,
 #: who alone may look into it.
 JOBS_FOLDER = f"{RUN_FOLDER}/jobs"
-#: A note of root's for each job that has a filesystem of its nodes' disks: see `base.shared_note`.
+#: Root's folder of notes about the filesystems of jobs' disks, by job, see `stager.node.shared_fs`.
 SHARED_NOTES = f"{RUN_FOLDER}/shared"
+#: The folder, on a disk of each node, in which such a filesystem keeps its data, by job.
+SHARED_FOLDER = ".slurm-stage-shared"
 #: The file in each node's part of a folder, with mode=shard, that lists which node has which file.
 SHARD_LIST = ".stage-shards.tsv"
 #: The file at the top of every virtual environment of Python.

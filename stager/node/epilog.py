@@ -1,10 +1,11 @@
 """Clean up on one node after a job has ended, as root.
 
 The plugin or a site's Epilog runs ``python -I -m stager.node.epilog --config stage.toml JOB UID``.
-It removes the job's mark, runs `stager.node.tidy` as the user to remove what the job left, makes
-headroom, removes what was left at the last boot, keeps figures, and removes the rooms of users
-without a job. Root works in its own folders only, by descriptors that follow no link. Of what
-users' programs answer, it takes numbers alone, and waits for them for a limited time.
+It removes the job's mark, stops the filesystem of its disks, runs `stager.node.tidy` as the user to
+remove what the job left, makes headroom, removes what was left at the last boot, keeps figures, and
+removes the rooms of users without a job. Root works in its own folders only, by descriptors that
+follow no link. Of what users' programs answer, it takes numbers alone, and waits for them for a
+limited time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stager.node.headroom import make_headroom
 from stager.node.metrics import keep_figures, read_figures
 from stager.node.prolog import remove_unfinished
 from stager.node.runtime import end_job, forget_job, remove_rooms
+from stager.node.shared_fs import stop, stop_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _TIME_LIMIT = 40
 #: Seconds for the clean-up as the job's user.
 _USER_LIMIT = 10.0
+#: Seconds after which nothing more is stopped of what other jobs left.
+_LEFTOVERS_LIMIT = 1.0
 #: Seconds to wait for an earlier clean-up of the same user.
 _EARLIER_LIMIT = 3.0
 
@@ -88,6 +92,7 @@ class Epilog:
     def run(self) -> None:
         """Do all of it, and first what no user can prevent: release what the job used."""
         seconds = end_job(self._job, self._uid)
+        stop(self._job)
         try:
             self._clean_up(self._rules(), seconds)
         finally:
@@ -108,6 +113,7 @@ class Epilog:
         try:
             figures["evictions"] += make_headroom(rules, self._ask)
             remove_unfinished(rules, self._ask, self._uid)
+            stop_leftovers(rules.shared_fs, _LEFTOVERS_LIMIT)
         finally:
             if rules.textfile:
                 self._keep(figures, rules)

@@ -3,6 +3,8 @@
 The plugin or a site's prolog runs ``python -I -m stager.node.prolog --config stage.toml UID``; as
 slurmd starts, the plugin runs it without UID, so that no user takes the names. A prolog adds
 ``--job JOB`` to mark the job and to make the user's room beneath /run; the plugin does that itself.
+``--shared NODE NODES`` starts the filesystem of the job's disks on this node, one of the nodes in
+Slurm's list, for a job that asks for it (`shared_fs`).
 Root touches only the site's cache roots, and no path that a user named. When everything is made, a
 note beneath /run tells the plugin (prepare.c) not to run this again.
 
@@ -36,6 +38,7 @@ from stager.node.folders import (
     replace_file,
 )
 from stager.node.runtime import begin_job
+from stager.node.shared_fs import start, stop_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +87,8 @@ def _waiting(path: str) -> dict[str, int] | None:
     return None
 
 
+#: Seconds after which nothing more is stopped of what jobs left.
+_LEFTOVERS_LIMIT = 5.0
 #: The suffix of the note's name after the uid.
 _NOTE = ".prepared"
 
@@ -93,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stager.node.prolog", description=__doc__)
     parser.add_argument("--config", required=True)
     parser.add_argument("--job", type=int, default=0)
+    parser.add_argument("--shared", nargs=2, metavar=("NODE", "NODES"))
     parser.add_argument("uid", type=int, nargs="?")
     options = parser.parse_args(arguments)
     syslog.openlog("slurm-stage", syslog.LOG_PID)
@@ -107,7 +113,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             complain(f"job {options.job} cannot be marked: {error}")
             code = 1
-    return code
+    return max(code, share(options, complain))
+
+
+def share(options: argparse.Namespace, complain: Callable[[str], None]) -> int:
+    """Start what the job asks for, and before any job stop what is left. Return 1 if that failed.
+
+    The job's own ranks tell its user that the filesystem does not start.
+    """
+    try:
+        site = read_rules(options.config).shared_fs
+        if options.uid is None:
+            stop_leftovers(site, _LEFTOVERS_LIMIT)
+        elif options.job and options.shared:
+            start(site, options.job, options.uid, *options.shared)
+    except (OSError, ValueError) as error:
+        complain(f"no filesystem of job {options.job}'s disks: {error}")
+        return 1
+    return 0
 
 
 def prepare(config: str, uid: int | None, complain: Callable[[str], None]) -> int:

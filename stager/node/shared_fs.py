@@ -1,0 +1,442 @@
+"""Start and stop a node's part of the filesystem of a job's disks, as root.
+
+The site's driver does the work (``[shared_fs]`` in stage.toml); this gives it a folder for data on
+the node's disk and a mount point, runs it, and takes everything away again, whatever it left. Root
+makes and removes the folders by descriptors, and goes into none that is the user's.
+
+All that the driver starts has one ancestor, the keeper, which ends with the last of it: the user,
+as whom the driver runs, can hide no process from `stop`.
+
+A note in `paths.SHARED_NOTES`, named by the job, tells the job's ranks how it stands, in its first
+line: ``starting``, ``ready`` or ``failed: TEXT``. The lines NAME=VALUE below are the driver's
+environment, and what `stop` needs besides. Without a note, there is nothing to stop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import stat
+import syslog
+import time
+from contextlib import suppress
+from itertools import product
+from typing import TYPE_CHECKING
+
+from stager.base import linux, paths
+from stager.base.child import answer_as
+from stager.base.linux import UnmountFlag
+from stager.base.mounts import mounts
+from stager.base.users import jobs_that_end, marked_jobs
+from stager.node.as_user import groups_of
+from stager.node.folders import UnsafeError, made, make_folder, opened, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from stager.base.rules import SharedFs
+
+#: Seconds for the driver's ``start`` and ``stop``. The plugin's own limit in stage.h is longer, and
+#: so is that of `epilog`.
+_START_LIMIT, _STOP_LIMIT = 30.0, 10.0
+#: Seconds for killed processes to end, and for the removal of a job's data.
+_KILL_LIMIT, _REMOVE_LIMIT = 2.0, 10.0
+#: Seconds between two looks.
+_PAUSE = 0.01
+#: Characters of the driver's last line that a user is shown, and bytes that are kept of its output.
+_TEXT, _OUTPUT = 300, 4096
+#: Rounds in which mounts are removed that a user makes meanwhile.
+_ROUNDS = 10
+#: Most nodes of a job.
+_MOST_NODES = 1 << 16
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NODE = re.compile(r"[\w.-]+", re.ASCII)
+_PARTS = re.compile(r"[\w.-]+|\[[\d,-]+\]", re.ASCII)
+STARTING, READY, FAILED = "starting", "ready", "failed: "
+
+
+def unfold(nodes: str) -> list[str]:
+    """Return the names in a list of Slurm's, in its order. Raise ValueError.
+
+    >>> unfold("login,n[08-10,12]"), unfold("r[1-2]c[1-2]")
+    (['login', 'n08', 'n09', 'n10', 'n12'], ['r1c1', 'r1c2', 'r2c1', 'r2c2'])
+    """
+    names: list[str] = []
+    for item in re.findall(r"(?:\[[^]]*\]|[^,[])+", nodes):
+        parts = _PARTS.findall(item)
+        if "".join(parts) != item:
+            raise ValueError(f"{item!r} names no nodes")
+        names += map("".join, product(*map(_numbers, parts)))
+    if not names or len(names) > _MOST_NODES:
+        raise ValueError(f"{nodes[:99]!r} names no nodes, or too many")
+    return names
+
+
+def _numbers(part: str) -> list[str]:
+    if not part.startswith("["):
+        return [part]
+    found: list[str] = []
+    for span in part[1:-1].split(","):
+        first, _, last = span.partition("-")
+        most = int(last or first)
+        if most - int(first) >= _MOST_NODES:
+            raise ValueError(f"{span} is too many nodes")
+        found += [f"{number:0{len(first)}}" for number in range(int(first), most + 1)]
+    return found
+
+
+def start(site: SharedFs | None, job: int, uid: int, node: str, nodes: str) -> None:
+    """Start this node's part for the job. How that went is in the job's note.
+
+    Raise OSError if there can be no note.
+    """
+    with (
+        opened(paths.RUN) as run,
+        made(run, paths.RUN_NAME, 0o755) as parent,
+        made(parent, os.path.basename(paths.SHARED_NOTES), 0o711) as notes,
+    ):
+        os.fchmod(notes, 0o711)
+    if not stop(job):  # as before the job was requeued
+        _write_note(job, f"{FAILED}its earlier one on this node does not end", _read_note(job))
+        return
+    if not site:
+        _write_note(job, f"{FAILED}stage.toml has no [shared_fs]", {})
+        return
+    note = {
+        "STAGE_JOB": str(job),
+        "STAGE_NODE": node,
+        "STAGE_UID": str(uid),
+        "STAGE_GID": str(groups_of(uid)[0]),
+        "STAGE_FOLDER": f"{site.folder}/{paths.SHARED_FOLDER}/{job}",
+        "STAGE_MOUNT": f"{site.mount}/{job}",
+        "DRIVER": site.driver,
+        "DRIVER_UID": str(uid if site.user else 0),
+    }
+    state = READY
+    try:
+        note["STAGE_NODES"] = " ".join(unfold(nodes))
+        _write_note(job, STARTING, note)
+        _make_folders(site, job, int(note["DRIVER_UID"]))
+        if failure := _run(note, "start", _START_LIMIT, keep=True):
+            raise ValueError(failure)
+    except (OSError, UnsafeError, ValueError) as error:
+        syslog.syslog(syslog.LOG_ERR, f"the filesystem of job {job} does not start: {error}")
+        state = f"{FAILED}{_one_line(str(error))}"
+    _write_note(job, state, _read_note(job) or note)
+
+
+def _make_folders(site: SharedFs, job: int, uid: int) -> None:
+    if moved := make_folder(site.folder, paths.SHARED_FOLDER):
+        syslog.syslog(syslog.LOG_WARNING, moved)
+    os.makedirs(site.mount, 0o755, exist_ok=True)
+    gid = groups_of(uid)[0]
+    for folder in (f"{site.folder}/{paths.SHARED_FOLDER}", site.mount):
+        with opened(folder) as parent:
+            facts = os.fstat(parent)
+            if facts.st_uid != 0 or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise UnsafeError(f"others than root may write in {folder}; make it root's, 0755")
+            with made(parent, str(job), 0o700, enter_mounts=False) as own:
+                os.fchmod(own, 0o700)
+                os.fchown(own, uid, gid)
+
+
+def stop(job: int) -> bool:
+    """Stop this node's part and remove all that is left of it. Return whether nothing is left.
+
+    Nothing is raised. What is left is told in the system log, and the note stays for another try.
+    """
+    path = f"{paths.SHARED_NOTES}/{job}"
+    try:
+        with opened(path, flags=os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if note := _read_note(job):
+                _stop(note)
+            os.unlink(path)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False  # another process of root's does this now
+    except (OSError, UnsafeError, ValueError) as error:
+        syslog.syslog(
+            syslog.LOG_ERR,
+            f"the filesystem of job {job} is not gone: {error}; it is stopped again after the next "
+            "job here",
+        )
+        return False
+    return True
+
+
+def _stop(note: Mapping[str, str]) -> None:
+    """Raise OSError or ValueError for what is left."""
+    failure = ""
+    if os.path.lexists(note["STAGE_FOLDER"]):  # else the driver has never run, or all is removed
+        failure = _run(note, "stop", _STOP_LIMIT)
+    if failure:
+        syslog.syslog(
+            syslog.LOG_WARNING, f"job {note['STAGE_JOB']}: {note['DRIVER']} stop: {failure}"
+        )
+    _kill(note.get("KEEPER", ""))
+    folder, job = os.path.split(note["STAGE_FOLDER"])
+    _remove_mount_point(note["STAGE_MOUNT"])
+    _remove_data(folder, job, int(note["DRIVER_UID"]))
+
+
+def stop_leftovers(site: SharedFs | None, limit: float) -> None:
+    """Stop what jobs left that have ended, and remove data without a note, as after a boot.
+
+    No new try begins after ``limit`` seconds. Raise OSError.
+    """
+    deadline = time.monotonic() + limit
+    # Before the marks are read: a job that begins is marked before it has a note.
+    noted = _numbers_in(paths.SHARED_NOTES)
+    running = {job for job, _ in (*marked_jobs(), *jobs_that_end())}
+    for job in noted:
+        if job not in running and time.monotonic() < deadline:
+            stop(job)
+    if not site:
+        return
+    folder = f"{site.folder}/{paths.SHARED_FOLDER}"
+    with suppress(FileNotFoundError, UnsafeError):  # the disk may be missing
+        make_folder(site.folder, paths.SHARED_FOLDER)
+    for job in sorted({*_numbers_in(folder), *_numbers_in(site.mount)}):
+        # The note comes before the folder, and goes after it.
+        if os.path.lexists(f"{paths.SHARED_NOTES}/{job}") or time.monotonic() >= deadline:
+            continue
+        try:
+            with suppress(FileNotFoundError):
+                os.rmdir(f"{site.mount}/{job}")
+            _remove_data(folder, str(job))
+        except (OSError, UnsafeError) as error:
+            syslog.syslog(syslog.LOG_ERR, f"data of job {job} is left: {error}")
+
+
+def _numbers_in(folder: str) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    return []
+
+
+def _read_note(job: int) -> dict[str, str]:
+    """Return what stands below the note's first line; nothing if there is no note."""
+    with suppress(FileNotFoundError), open(f"{paths.SHARED_NOTES}/{job}", encoding="utf-8") as file:
+        pairs = (line.partition("=") for line in file.read().splitlines()[1:])
+        return {name: value for name, _, value in pairs}
+    return {}
+
+
+def _write_note(job: int, state: str, note: Mapping[str, str]) -> None:
+    lines = [state, *(f"{name}={value}" for name, value in note.items())]
+    replace_file(f"{paths.SHARED_NOTES}/{job}", "\n".join(lines) + "\n", 0o644)
+
+
+def _one_line(text: str) -> str:
+    last = text.strip().splitlines()[-1:] or [""]
+    return "".join(one if one.isprintable() else "?" for one in last[0])[:_TEXT]
+
+
+def _run(note: Mapping[str, str], action: str, limit: float, *, keep: bool = False) -> str:
+    """Run the driver. Return why it failed, nothing if it did not.
+
+    What it starts in the background is left running if it does not fail and ``keep`` is set.
+    """
+    reading, writing = os.pipe()
+    syslog.closelog()  # else the keeper would hold it
+    if not os.fork():
+        try:
+            _keep(note, action, limit, writing, keep=keep)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as answer:
+        return answer.read()
+
+
+def _keep(
+    note: Mapping[str, str], action: str, limit: float, answer: int, *, keep: bool
+) -> NoReturn:
+    """Be the ancestor of what the driver starts, and end with the last of it."""
+    os.setsid()
+    os.chdir("/")
+    linux.adopt_orphans()
+    if keep:
+        fields = {**note, "KEEPER": f"{os.getpid()} {_begun(os.getpid())}"}
+        _write_note(int(note["STAGE_JOB"]), STARTING, fields)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    output, theirs = os.pipe()
+    os.closerange(3, min(answer, output, theirs))
+    driver = os.fork()
+    if not driver:
+        try:
+            _exec(note, action, theirs)
+        finally:
+            os._exit(127)
+    os.close(theirs)
+    code, written = _wait(driver, output, time.monotonic() + limit)
+    failure = ""
+    if code is None:
+        failure = f"{note['DRIVER']} {action} took longer than {limit:.0f} s"
+    elif code:
+        failure = _one_line(written) or f"{note['DRIVER']} {action} ended with {code}"
+    if failure or not keep:
+        _kill_below(os.getpid())
+    os.write(answer, failure.encode())
+    os.close(answer)
+    while True:
+        _reap()
+        if not os.read(output, _OUTPUT):  # nobody has it any more
+            os.waitid(os.P_ALL, 0, os.WEXITED)  # until none is left, which raises
+
+
+def _exec(note: Mapping[str, str], action: str, output: int) -> None:
+    uid = int(note["DRIVER_UID"])
+    gid, groups = groups_of(uid)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.setsid()
+    for number in (signal.SIGPIPE, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    os.umask(0o022)
+    environment = {name: value for name, value in note.items() if name.startswith("STAGE_")}
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    try:
+        os.execve(note["DRIVER"], [note["DRIVER"], action], {"PATH": _PATH, **environment})  # noqa: S606
+    except OSError as error:
+        os.write(2, f"{note['DRIVER']} cannot be run: {error.strerror}".encode())
+
+
+def _wait(child: int, output: int, deadline: float) -> tuple[int | None, str]:
+    """Return the driver's exit code, None if it is late, and the end of what it wrote."""
+    written = b""
+    code = None
+    os.set_blocking(output, False)
+    while code is None and time.monotonic() < deadline:
+        select.select([output], [], [], _PAUSE)
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+        with suppress(BlockingIOError):
+            while block := os.read(output, _OUTPUT):
+                written = (written + block)[-_OUTPUT:]
+        if not ended:
+            time.sleep(_PAUSE)  # also where nobody has the pipe any more
+    os.set_blocking(output, True)
+    return code, written.decode(errors="replace")
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+
+
+def _kill(keeper: str) -> None:
+    """Kill all that the keeper has below it. Raise OSError for what does not end."""
+    number, _, begun = keeper.partition(" ")
+    if not number or _begun(int(number)) != begun:
+        return  # it has ended, and another process may have its number
+    _kill_below(int(number))
+    deadline = time.monotonic() + _KILL_LIMIT
+    while _begun(int(number)) == begun:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes of its driver, below process {number}, do not end")
+        time.sleep(_PAUSE)
+
+
+def _kill_below(ancestor: int) -> None:
+    """Kill the descendants of a process, also those that begin meanwhile, as long as it takes."""
+    deadline = time.monotonic() + _KILL_LIMIT
+    while (below := _below(ancestor)) and time.monotonic() < deadline:
+        for number in below:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        if ancestor == os.getpid():
+            _reap()
+        time.sleep(_PAUSE)
+
+
+def _below(ancestor: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (fields := _stat(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [ancestor]
+    for number in found:  # grows while it is read
+        found += children.get(number, [])
+    return found[1:]
+
+
+def _stat(number: int) -> list[str]:
+    """Return the fields of /proc/NUMBER/stat from the state on (proc(5)); none if it has ended."""
+    with (
+        suppress(OSError),
+        open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file,
+    ):
+        return file.read().rpartition(")")[2].split()
+    return []
+
+
+def _begun(number: int) -> str:
+    """Return when a process began, empty if it has ended."""
+    fields = _stat(number)
+    return fields[19] if fields and fields[0] not in "ZX" else ""
+
+
+def _remove_mount_point(path: str) -> None:
+    """Unmount what is mounted at ``path``, in a folder of root's, and remove it. Raise OSError."""
+    for _ in range(_ROUNDS):
+        if not any(one.point == path for one in mounts()):
+            break
+        linux.unmount(path, UnmountFlag.DETACH | UnmountFlag.NOFOLLOW)
+    with suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def _remove_data(folder: str, name: str, uid: int | None = None) -> None:
+    """Remove ``folder/name`` with all that is in it, as its owner. Raise OSError."""
+    path = f"{folder}/{name}"
+    with suppress(FileNotFoundError), opened(folder) as parent:
+        for _ in range(_ROUNDS):
+            if not (below := [one.point for one in mounts() if one.point.startswith(f"{path}/")]):
+                break
+            for point in reversed(below):
+                _unmount_in(parent, os.path.relpath(point, folder))
+        owner = os.stat(name, dir_fd=parent, follow_symlinks=False).st_uid if uid is None else uid
+        gid, groups = groups_of(owner)
+        answer_as(owner, gid, groups, lambda _: _empty(path), _REMOVE_LIMIT)
+        os.rmdir(name, dir_fd=parent)
+
+
+def _unmount_in(folder: int, path: str) -> None:
+    """Unmount what is mounted beneath a user's folder: a link on the way leads nowhere."""
+    with suppress(OSError):
+        there = linux.open_beneath(folder, os.fsencode(path), os.O_PATH)
+        try:
+            # Only by this link does the kernel take the very mount that was opened.
+            linux.unmount(f"/proc/self/fd/{there}", UnmountFlag.DETACH)
+        finally:
+            os.close(there)
+
+
+def _empty(path: str) -> None:
+    """Remove all that is in the folder, also where its owner has forbidden it."""
+    folders = [path]
+    for folder in folders:  # grows while it is read
+        with suppress(OSError):
+            os.chmod(folder, 0o700)
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    os.unlink(entry.path)
+    for folder in folders[:0:-1]:
+        with suppress(OSError):
+            os.rmdir(folder)
