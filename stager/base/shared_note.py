@@ -18,11 +18,15 @@ STARTING, READY, FAILED = "starting", "ready", "failed: "
 class SharedNote:
     """How the filesystem of a job stands on a node, and the variables that its driver gets.
 
-    ``state`` is `STARTING`, `READY`, or `FAILED` and the last line of what the driver said.
+    ``state`` is `STARTING`, `READY`, or `FAILED` and the last line of what the driver said. To stop
+    it takes the ``driver``, as whom it runs, and its ``keeper`` (see `stager.node.shared_fs`).
     """
 
     state: str
     environment: dict[str, str]
+    driver: str = ""
+    uid: int = 0
+    keeper: str = ""
 
     @classmethod
     def read(cls, job: int, folder: str = SHARED_NOTES) -> SharedNote | None:

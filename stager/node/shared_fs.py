@@ -7,9 +7,8 @@ makes and removes the folders by descriptors, and goes into none that is the use
 All that the driver starts has one ancestor, the keeper, which ends with the last of it: the user,
 as whom the driver runs, can hide no process from `stop`.
 
-A note in `paths.SHARED_NOTES`, named by the job, tells the job's ranks how it stands, in its first
-line: ``starting``, ``ready`` or ``failed: TEXT``. The lines NAME=VALUE below are the driver's
-environment, and what `stop` needs besides. Without a note, there is nothing to stop.
+A note (`base.shared_note`) tells the job's ranks how it stands. Without a note, there is nothing to
+stop.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import stat
 import syslog
 import time
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,12 @@ from stager.base import linux, paths
 from stager.base.child import answer_as
 from stager.base.linux import UnmountFlag
 from stager.base.mounts import mounts
+from stager.base.shared_note import FAILED, READY, STARTING, SharedNote
 from stager.base.users import jobs_that_end, marked_jobs
 from stager.node.as_user import groups_of
 from stager.node.folders import UnsafeError, made, make_folder, opened, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import NoReturn
 
     from stager.base.rules import SharedFs
@@ -56,7 +56,6 @@ _MOST_NODES = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
 _PARTS = re.compile(r"[\w.-]+|\[[\d,-]+\]", re.ASCII)
-STARTING, READY, FAILED = "starting", "ready", "failed: "
 
 
 def unfold(nodes: str) -> list[str]:
@@ -100,33 +99,34 @@ def start(site: SharedFs | None, job: int, uid: int, node: str, nodes: str) -> N
         made(parent, os.path.basename(paths.SHARED_NOTES), 0o711) as notes,
     ):
         os.fchmod(notes, 0o711)
-    if not stop(job):  # as before the job was requeued
-        _write_note(job, f"{FAILED}its earlier one on this node does not end", _read_note(job))
-        return
-    if not site:
-        _write_note(job, f"{FAILED}stage.toml has no [shared_fs]", {})
-        return
-    note = {
+    environment = {
         "STAGE_JOB": str(job),
         "STAGE_NODE": node,
         "STAGE_UID": str(uid),
         "STAGE_GID": str(groups_of(uid)[0]),
-        "STAGE_FOLDER": f"{site.folder}/{paths.SHARED_FOLDER}/{job}",
-        "STAGE_MOUNT": f"{site.mount}/{job}",
-        "DRIVER": site.driver,
-        "DRIVER_UID": str(uid if site.user else 0),
     }
-    state = READY
+    note = SharedNote(STARTING, environment)
     try:
-        note["STAGE_NODES"] = " ".join(unfold(nodes))
-        _write_note(job, STARTING, note)
-        _make_folders(site, job, int(note["DRIVER_UID"]))
+        if not stop(job):  # as before the job was requeued
+            note = SharedNote.read(job) or note
+            raise ValueError("its earlier one on this node does not end")
+        if not site:
+            raise ValueError("stage.toml has no [shared_fs]")
+        environment["STAGE_NODES"] = " ".join(unfold(nodes))
+        environment["STAGE_FOLDER"] = f"{site.folder}/{paths.SHARED_FOLDER}/{job}"
+        environment["STAGE_MOUNT"] = f"{site.mount}/{job}"
+        note = replace(note, driver=site.driver, uid=uid if site.user else 0)
+        _write_note(note)
+        _make_folders(site, job, note.uid)
         if failure := _run(note, "start", _START_LIMIT, keep=True):
             raise ValueError(failure)
     except (OSError, UnsafeError, ValueError) as error:
         syslog.syslog(syslog.LOG_ERR, f"the filesystem of job {job} does not start: {error}")
         state = f"{FAILED}{_one_line(str(error))}"
-    _write_note(job, state, _read_note(job) or note)
+    else:
+        state = READY
+    # The keeper has noted itself.
+    _write_note(replace(SharedNote.read(job) or note, state=state))
 
 
 def _make_folders(site: SharedFs, job: int, uid: int) -> None:
@@ -153,7 +153,8 @@ def stop(job: int) -> bool:
     try:
         with opened(path, flags=os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if note := _read_note(job):
+            note = SharedNote.read(job)
+            if note and note.driver:
                 _stop(note)
             os.unlink(path)
     except FileNotFoundError:
@@ -170,19 +171,15 @@ def stop(job: int) -> bool:
     return True
 
 
-def _stop(note: Mapping[str, str]) -> None:
-    """Raise OSError or ValueError for what is left."""
-    failure = ""
-    if os.path.lexists(note["STAGE_FOLDER"]):  # else the driver has never run, or all is removed
-        failure = _run(note, "stop", _STOP_LIMIT)
-    if failure:
-        syslog.syslog(
-            syslog.LOG_WARNING, f"job {note['STAGE_JOB']}: {note['DRIVER']} stop: {failure}"
-        )
-    _kill(note.get("KEEPER", ""))
-    folder, job = os.path.split(note["STAGE_FOLDER"])
-    _remove_mount_point(note["STAGE_MOUNT"])
-    _remove_data(folder, job, int(note["DRIVER_UID"]))
+def _stop(note: SharedNote) -> None:
+    """Raise OSError for what is left."""
+    folder, job = os.path.split(note.environment["STAGE_FOLDER"])
+    # Without the folder the driver has never run, or all is removed.
+    if os.path.lexists(f"{folder}/{job}") and (failure := _run(note, "stop", _STOP_LIMIT)):
+        syslog.syslog(syslog.LOG_WARNING, f"job {job}: {note.driver} stop: {failure}")
+    _kill(note.keeper)
+    _remove_mount_point(note.environment["STAGE_MOUNT"])
+    _remove_data(folder, job, note.uid)
 
 
 def stop_leftovers(site: SharedFs | None, limit: float) -> None:
@@ -220,17 +217,8 @@ def _numbers_in(folder: str) -> list[int]:
     return []
 
 
-def _read_note(job: int) -> dict[str, str]:
-    """Return what stands below the note's first line; nothing if there is no note."""
-    with suppress(FileNotFoundError), open(f"{paths.SHARED_NOTES}/{job}", encoding="utf-8") as file:
-        pairs = (line.partition("=") for line in file.read().splitlines()[1:])
-        return {name: value for name, _, value in pairs}
-    return {}
-
-
-def _write_note(job: int, state: str, note: Mapping[str, str]) -> None:
-    lines = [state, *(f"{name}={value}" for name, value in note.items())]
-    replace_file(f"{paths.SHARED_NOTES}/{job}", "\n".join(lines) + "\n", 0o644)
+def _write_note(note: SharedNote) -> None:
+    replace_file(f"{paths.SHARED_NOTES}/{note.environment['STAGE_JOB']}", note.to_json(), 0o644)
 
 
 def _one_line(text: str) -> str:
@@ -238,7 +226,7 @@ def _one_line(text: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in last[0])[:_TEXT]
 
 
-def _run(note: Mapping[str, str], action: str, limit: float, *, keep: bool = False) -> str:
+def _run(note: SharedNote, action: str, limit: float, *, keep: bool = False) -> str:
     """Run the driver. Return why it failed, nothing if it did not.
 
     What it starts in the background is left running if it does not fail and ``keep`` is set.
@@ -255,16 +243,13 @@ def _run(note: Mapping[str, str], action: str, limit: float, *, keep: bool = Fal
         return answer.read()
 
 
-def _keep(
-    note: Mapping[str, str], action: str, limit: float, answer: int, *, keep: bool
-) -> NoReturn:
+def _keep(note: SharedNote, action: str, limit: float, answer: int, *, keep: bool) -> NoReturn:
     """Be the ancestor of what the driver starts, and end with the last of it."""
     os.setsid()
     os.chdir("/")
     linux.adopt_orphans()
     if keep:
-        fields = {**note, "KEEPER": f"{os.getpid()} {_begun(os.getpid())}"}
-        _write_note(int(note["STAGE_JOB"]), STARTING, fields)
+        _write_note(replace(note, keeper=f"{os.getpid()} {_begun(os.getpid())}"))
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -280,9 +265,9 @@ def _keep(
     code, written = _wait(driver, output, time.monotonic() + limit)
     failure = ""
     if code is None:
-        failure = f"{note['DRIVER']} {action} took longer than {limit:.0f} s"
+        failure = f"{note.driver} {action} took longer than {limit:.0f} s"
     elif code:
-        failure = _one_line(written) or f"{note['DRIVER']} {action} ended with {code}"
+        failure = _one_line(written) or f"{note.driver} {action} ended with {code}"
     if failure or not keep:
         _kill_below(os.getpid())
     os.write(answer, failure.encode())
@@ -293,9 +278,8 @@ def _keep(
             os.waitid(os.P_ALL, 0, os.WEXITED)  # until none is left, which raises
 
 
-def _exec(note: Mapping[str, str], action: str, output: int) -> None:
-    uid = int(note["DRIVER_UID"])
-    gid, groups = groups_of(uid)
+def _exec(note: SharedNote, action: str, output: int) -> None:
+    gid, groups = groups_of(note.uid)
     for number in (1, 2):
         os.dup2(output, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -303,14 +287,13 @@ def _exec(note: Mapping[str, str], action: str, output: int) -> None:
     for number in (signal.SIGPIPE, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
-    environment = {name: value for name, value in note.items() if name.startswith("STAGE_")}
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
+    os.setresuid(note.uid, note.uid, note.uid)
     try:
-        os.execve(note["DRIVER"], [note["DRIVER"], action], {"PATH": _PATH, **environment})  # noqa: S606
+        os.execve(note.driver, [note.driver, action], {"PATH": _PATH, **note.environment})  # noqa: S606
     except OSError as error:
-        os.write(2, f"{note['DRIVER']} cannot be run: {error.strerror}".encode())
+        os.write(2, f"{note.driver} cannot be run: {error.strerror}".encode())
 
 
 def _wait(child: int, output: int, deadline: float) -> tuple[int | None, str]:
