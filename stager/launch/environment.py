@@ -29,14 +29,16 @@ RANK = (sys.executable, "-I", "-m", "stager.rank")
 HELPER_OPTION = "_SLURM_SPANK_OPTION_slurm_stage_stage_helper"
 #: The same for programs that see only the step's environment; its value is the job's id.
 HELPER_SENTINEL = "STAGE_HELPER"
+#: Has the plugin in the nested srun pass on, to each node's prolog, that the job asks for the
+#: filesystem of its nodes' disks: the helper's step is the first one on most of them.
+_SHARED = "SLURM_SPANK_STAGE_SHARED"
 #: What a nested srun needs to find its job and controller, and what names the job to others, but
 #: nothing that changes the step.
 _KEPT = (
     "LANG", "LOGNAME", "TMPDIR", "TZ", "USER",
     "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
     "SLURM_CLUSTER_NAME", "SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_SPANK_STAGE_SHARED", "SLURM_STEPMGR",
-    "SLURM_WORKING_CLUSTER",
+    "SLURM_JOB_NUM_NODES", "SLURM_NODE_ALIASES", "SLURM_STEPMGR", "SLURM_WORKING_CLUSTER",
 )  # fmt: skip
 #: The variable that may have a whole file, with its lines.
 _FORMATTED = ("GOOGLE_SERVICE_ACCOUNT_KEY",)
@@ -63,6 +65,7 @@ def rank_environment(
     return {
         **_credentials(environment, policy, schemes),
         **step_environment(environment, policy, request.job, for_launcher),
+        **({_SHARED: "1"} if request.shared_mount else {}),
         REQUEST_VARIABLE: request.to_json(),
     }
 

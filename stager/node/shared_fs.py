@@ -173,13 +173,14 @@ def stop(job: int) -> bool:
 
 def _stop(note: SharedNote) -> None:
     """Raise OSError for what is left."""
-    folder, job = os.path.split(note.environment["STAGE_FOLDER"])
+    folder = note.environment["STAGE_FOLDER"]
     # Without the folder the driver has never run, or all is removed.
-    if os.path.lexists(f"{folder}/{job}") and (failure := _run(note, "stop", _STOP_LIMIT)):
-        syslog.syslog(syslog.LOG_WARNING, f"job {job}: {note.driver} stop: {failure}")
+    if os.path.lexists(folder) and (failure := _run(note, "stop", _STOP_LIMIT)):
+        what = f"job {note.environment['STAGE_JOB']}: {note.driver} stop"
+        syslog.syslog(syslog.LOG_WARNING, f"{what}: {failure}")
     _kill(note.keeper)
-    _remove_mount_point(note.environment["STAGE_MOUNT"])
-    _remove_data(folder, job, note.uid)
+    _remove(note.environment["STAGE_MOUNT"], note.uid)
+    _remove(folder, note.uid)
 
 
 def stop_leftovers(site: SharedFs | None, limit: float) -> None:
@@ -206,7 +207,7 @@ def stop_leftovers(site: SharedFs | None, limit: float) -> None:
         try:
             with suppress(FileNotFoundError):
                 os.rmdir(f"{site.mount}/{job}")
-            _remove_data(folder, str(job))
+            _remove(f"{folder}/{job}")
         except (OSError, UnsafeError) as error:
             syslog.syslog(syslog.LOG_ERR, f"data of job {job} is left: {error}")
 
@@ -373,25 +374,22 @@ def _begun(number: int) -> str:
     return fields[19] if fields and fields[0] not in "ZX" else ""
 
 
-def _remove_mount_point(path: str) -> None:
-    """Unmount what is mounted at ``path``, in a folder of root's, and remove it. Raise OSError."""
-    for _ in range(_ROUNDS):
-        if not any(one.point == path for one in mounts()):
-            break
-        linux.unmount(path, UnmountFlag.DETACH | UnmountFlag.NOFOLLOW)
-    with suppress(FileNotFoundError):
-        os.rmdir(path)
+def _remove(path: str, uid: int | None = None) -> None:
+    """Unmount what is mounted at ``path``, in a folder of root's, or beneath; remove it as its owner.
 
-
-def _remove_data(folder: str, name: str, uid: int | None = None) -> None:
-    """Remove ``folder/name`` with all that is in it, as its owner. Raise OSError."""
-    path = f"{folder}/{name}"
+    Raise OSError for what stays.
+    """
+    folder, name = os.path.split(path)
     with suppress(FileNotFoundError), opened(folder) as parent:
         for _ in range(_ROUNDS):
-            if not (below := [one.point for one in mounts() if one.point.startswith(f"{path}/")]):
+            points = [one.point for one in mounts() if f"{one.point}/".startswith(f"{path}/")]
+            for point in points:
+                if point == path:
+                    linux.unmount(path, UnmountFlag.DETACH | UnmountFlag.NOFOLLOW)
+                else:
+                    _unmount_in(parent, os.path.relpath(point, folder))
+            if not points:
                 break
-            for point in reversed(below):
-                _unmount_in(parent, os.path.relpath(point, folder))
         owner = os.stat(name, dir_fd=parent, follow_symlinks=False).st_uid if uid is None else uid
         gid, groups = groups_of(owner)
         answer_as(owner, gid, groups, lambda _: _empty(path), _REMOVE_LIMIT)
