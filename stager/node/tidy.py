@@ -23,7 +23,7 @@ from stager.base.rules import read_rules
 from stager.store import removal, space
 from stager.store.cache import Cache, caches_in
 from stager.store.entries import is_entry
-from stager.store.leases import figures_of, remove_files, uses_of
+from stager.store.leases import figures_of, remove_files, remove_list, uses_of
 from stager.store.locks import Locks
 from stager.store.parents import remove_parents
 
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     rules = read_rules(options.config)
     caches = dict(_caches(rules))
+    for cache in caches.values():
+        remove_list(cache.folder, options.job)
     answer: dict[str, object] = {
         "removed": sum(_clean_up(cache, destinations) for cache in caches.values())
     }

@@ -9,34 +9,42 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
-from stager.base.codec import TEXT, list_of
+from stager.base.codec import TEXT, list_of, pair_of
 from stager.base.errors import DestinationError, Failure
 from stager.fs.files import CREATE, OPEN_FOLDER, READ_FILE, opened, stage_errors
 from stager.rank.agree import RefusedError, together
+from stager.store.locks import Locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from stager.rank.agree import Context
     from stager.store.cache import Cache
+
+#: The roots that have a cache, with its identity.
+_IDENTITIES = list_of(pair_of(TEXT, TEXT))
 
 
 def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]) -> frozenset[str]:
     """Return the roots that all nodes share. Collective.
 
     ``open_caches`` opens this node's cache of each root. Raise RefusedError if that fails on any
-    rank, if only some nodes share a root, or if their locks there do not count on other nodes.
+    rank, if only some nodes share a root, or if their locks there do not count on other nodes. A
+    dry run makes nothing: it takes roots for shared that have the same cache on all nodes.
     """
     name = context.channel.fresh_key().hex()
     caches: dict[str, Cache] = {}
+    if context.request.dry_run:
+        found = together(context, lambda: _identities(open_caches()), _IDENTITIES)
+        return frozenset(root for root, _ in set.intersection(*map(set, found)) if len(found) > 1)
     with ExitStack() as stack:
 
         def try_to_make() -> list[str]:
             caches.update(open_caches())
-            if context.comm.size == 1 or context.request.dry_run:
+            if context.comm.size == 1:
                 return []
             own = {root: one for root, one in caches.items() if one.uid == context.node.uid}
             return [root for root, one in own.items() if not _make(one, name, stack)]
@@ -48,7 +56,10 @@ def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]
             if len(makers) > 1:
                 raise RefusedError([_shared_by_some(root, context.channel.nodes[makers[1]])])
         if shared:
-            together(context, lambda: _check_locks(caches, answers[context.comm.rank], name))
+            rank = context.comm.rank
+            made = [caches[root] for root in shared if root not in answers[rank]]
+            together(context, lambda: _take_locks(made, name, stack))
+            together(context, lambda: _check_locks([caches[one] for one in answers[rank]], name))
     return shared
 
 
@@ -83,16 +94,36 @@ def _remove(path: str, file: int) -> None:
     os.close(file)
 
 
-def _check_locks(caches: Mapping[str, Cache], roots: list[str], name: str) -> None:
-    """Raise DestinationError if this node can lock what another node has locked."""
-    for root in roots:
-        path = f"{caches[root].partial}/{name}"
+def _identities(caches: Mapping[str, Cache]) -> list[tuple[str, str]]:
+    """Return the identity of each root's cache, if that was ever used."""
+    every = ((root, cache.identity()) for root, cache in caches.items())
+    return [(root, identity) for root, identity in every if identity]
+
+
+def _take_locks(caches: Sequence[Cache], name: str, stack: ExitStack) -> None:
+    """Lock a destination of that ``name`` in caches, as stages do, until the ``stack`` ends."""
+    for cache in caches:
+        locks = stack.enter_context(closing(Locks(cache)))
+        locks.take(f"{cache.root}/{name}")
+
+
+def _check_locks(caches: Sequence[Cache], name: str) -> None:
+    """Raise DestinationError if this node can lock what another node has locked.
+
+    On some filesystems the locks of whole files count, but not those of parts, or neither.
+    """
+    for cache in caches:
+        with closing(Locks(cache)) as locks:
+            counts = locks.is_held(f"{cache.root}/{name}")
+        path = f"{cache.partial}/{name}"
         with stage_errors(path), opened(path, READ_FILE) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                counts = False
             except BlockingIOError:
-                continue
-        raise DestinationError(
-            f"{root} is shared by all nodes, but their locks there do not count on other nodes; "
-            "tell the administrator to mount it with locks (Lustre: flock)"
-        )
+                pass
+        if not counts:
+            raise DestinationError(
+                f"{cache.root} is shared by all nodes, but their locks there do not count on other "
+                "nodes; tell the administrator to mount it with locks (Lustre: flock)"
+            )

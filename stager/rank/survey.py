@@ -26,7 +26,7 @@ from stager.source.description import Listings, Source, SourceFacts
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, RootFacts, open_cache, plan_cache
 from stager.store.entries import as_checked, as_entry, entry_of, has_entry
-from stager.store.leases import linked, note_uses
+from stager.store.leases import linked, lists_in, note_shared_uses, note_uses, remove_list
 from stager.store.validity import (
     Reason,
     Survey,
@@ -232,12 +232,27 @@ class Surveyor:
         """Look at sources and caches on all nodes. Collective."""
         self._begin()
         self._shared = find_shared(self._context, self._open_caches)
+        if self._rank == 0:
+            self._remove_ended_lists()
         looked = together(self._context, self._look_here, _LOOKED)
         if why := next((one.no_store for one in looked if one.no_store), ""):
             items = self._context.request.items
             self.direct |= {one.destination: why for one in items if self._entry_of(one)}
         found = map(self._sourced, self._context.request.items, looked[0].sources)
         return self._with_entries([*found])
+
+    def _remove_ended_lists(self) -> None:
+        """Remove the lists of jobs that have ended, whose nodes may have died, from shared caches.
+
+        The lists of a node's own jobs go at its end or at its next start.
+        """
+        own = self._context.request.job
+        folders = [self._caches[root].folder for root in self._shared]
+        noted = {int(job) for folder in folders for job in lists_in(folder)} - {own}
+        if own and noted and not self._context.request.dry_run:
+            for job in _ended_jobs(own, sorted(noted)):
+                for folder in folders:
+                    remove_list(folder, job)
 
     def _sourced(self, item: StageItem, source: Source) -> SourcedItem:
         is_shared = item.root in self._shared
@@ -380,7 +395,15 @@ class Surveyor:
         """
         own = [one for one in items if not self.is_of_site(one)]
         if own and self._context.request.job and not self._context.request.dry_run:
-            together(self._context, lambda: self._note_uses_here(own))
+            together(self._context, lambda: self._note_uses(own))
+
+    def _note_uses(self, items: Sequence[SourcedItem]) -> None:
+        self._note_uses_here(items)
+        if self._rank == 0:
+            for root in self._shared:
+                uses = [one.item.destination for one in items if one.item.root == root]
+                if uses:
+                    note_shared_uses(self._caches[root].folder, self._context.request.job, uses)
 
     def _note_uses_here(self, items: Sequence[SourcedItem]) -> None:
         request, node = self._context.request, self._context.node

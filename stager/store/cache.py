@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 import time
@@ -51,7 +52,7 @@ from stager.fs.files import (
 )
 from stager.fs.partial_file import UnnamedFile, fresh_name
 from stager.fs.reader import BLOCK
-from stager.store.leases import jobs_are_known, jobs_using
+from stager.store.leases import jobs_are_known, jobs_in, jobs_using
 from stager.store.record import Record, TornError, is_ours
 
 if TYPE_CHECKING:
@@ -110,13 +111,27 @@ class Cache:
         """The folder of partial files and trees: what is under construction, or to be removed."""
         return f"{self.folder}/partial"
 
+    def identity(self) -> str:
+        """Return what tells this cache from all others, on whatever node; empty if never used."""
+        with suppress(OSError):
+            return hashlib.sha256(os.fsencode(os.readlink(self.secret))).hexdigest()[:32]
+        return ""
+
+    @property
+    def secret(self) -> str:
+        """The link that leads to the cache's secret (`stager.store.locks`)."""
+        return f"{self.folder}/secret"
+
     def path_of(self, destination: str) -> str:
         """Return where this process sees the copy."""
         return f"{self.disk}{destination}"
 
     def jobs(self) -> dict[str, list[int]]:
-        """Return the jobs running on this node that use each destination."""
-        return jobs_using(None if self.shared else self.uid, self.root)
+        """Return the jobs that use each destination: of this node, and of all for what they see."""
+        found = jobs_using(None if self.shared else self.uid, self.root)
+        for destination, jobs in jobs_in(self.folder).items():
+            found[destination] = sorted({*found.get(destination, ()), *jobs})
+        return found
 
     def record_path(self, destination: str) -> str:
         """Return the path of the record of ``destination``."""

@@ -2,7 +2,8 @@
 
 A job's list is in its user's room beneath /run, so that it can be written when the disk is full,
 and a reboot removes it. Root's clean-up has it removed with the job's other files when the job has
-ended, and removes the room after the user's last job.
+ended, and removes the room after the user's last job. Of what all nodes see, there is a second list
+in the folder of the copy's cache (`note_shared_uses`), for the jobs of other nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from stager.base.errors import UsageError
 from stager.base.mounts import mounts
 from stager.base.telemetry import count
 from stager.base.users import marked_jobs
-from stager.fs.files import APPEND, READ_FILE, append_whole, as_room_error, as_stage_error, opened
+from stager.fs.files import (
+    APPEND,
+    READ_FILE,
+    append_whole,
+    as_room_error,
+    as_stage_error,
+    opened,
+    stage_errors,
+)
 from stager.fs.reader import BLOCK
 
 if TYPE_CHECKING:
@@ -61,22 +70,45 @@ def note_uses(uid: int, job: int, destinations: Sequence[str], reader: int = 0) 
     Raise UsageError if the list becomes too long, SpaceError or DestinationError if it cannot be
     written.
     """
-    path = f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}"
-    known = uses_of(uid, job)
-    new = [one for one in destinations if one not in known]
-    text = b"".join(os.fsencode(one) + b"\0" for one in new)
+    folder = room_of(uid)
+    path = _list_path(folder, job)
     try:
-        with opened(path, APPEND) as file:
-            if os.fstat(file).st_size + len(text) > _USES_LIMIT:
-                raise UsageError(f"job {job} stages too many paths; stage a folder instead")
-            append_whole(file, text)
-            if reader:
-                _open_to(reader, os.path.dirname(path), 7, 5)
-                _open_to(reader, file, 6, 4)
+        _append(folder, job, destinations)
+        if reader:
+            _open_to(reader, folder, 7, 5)
+            _open_to(reader, path, 6, 4)
     except FileNotFoundError:
         return
     except OSError as error:
         raise as_room_error(error, path) or as_stage_error(error, path) from None
+
+
+def note_shared_uses(folder: str, job: int, destinations: Sequence[str]) -> None:
+    """Keep the ``destinations``, which all nodes see, in a cache's ``folder`` as long as it runs.
+
+    Raise as `note_uses` does.
+    """
+    with stage_errors(_list_path(folder, job)):
+        _append(folder, job, destinations)
+
+
+def _append(folder: str, job: int, destinations: Sequence[str]) -> None:
+    """Add what is new to a job's list. Raise UsageError or OSError."""
+    known = uses_in(folder, job)
+    text = b"".join(os.fsencode(one) + b"\0" for one in destinations if one not in known)
+    with opened(_list_path(folder, job), APPEND) as file:
+        if os.fstat(file).st_size + len(text) > _USES_LIMIT:
+            raise UsageError(f"job {job} stages too many paths; stage a folder instead")
+        append_whole(file, text)
+
+
+def room_of(uid: int | str) -> str:
+    """Return the folder of a user's room on this node."""
+    return f"{paths.RUN_FOLDER}/{uid}"
+
+
+def _list_path(folder: str, job: int | str) -> str:
+    return f"{folder}/{job}{_USES}"
 
 
 def _open_to(reader: int, file: str | int, owner_bits: int, bits: int) -> None:
@@ -113,28 +145,35 @@ def jobs_using(uid: int | None, root: str = "") -> dict[str, list[int]]:
 
 
 def uses_of(uid: int | str, job: int | str) -> frozenset[str]:
-    """Return the destinations in the list of one job, whether it still runs or not."""
-    return frozenset(os.fsdecode(_list_of(uid, job)).split("\0")[:-1])
+    """Return the destinations in one job's list in its user's room, whether it runs or not."""
+    return uses_in(room_of(uid), job)
 
 
-def _list_of(uid: int | str, job: int | str) -> bytes:
-    with suppress(OSError), opened(f"{paths.RUN_FOLDER}/{uid}/{job}{_USES}", READ_FILE) as file:
+def uses_in(folder: str, job: int | str) -> frozenset[str]:
+    """Return the destinations in one job's list in a room or a cache, whether it runs or not."""
+    return frozenset(os.fsdecode(_list_in(folder, job)).split("\0")[:-1])
+
+
+def _list_in(folder: str, job: int | str) -> bytes:
+    with suppress(OSError), opened(_list_path(folder, job), READ_FILE) as file:
         facts = os.fstat(file)
-        # A list with holes is forged: it would take no room, and much time.
-        if stat.S_ISREG(facts.st_mode) and facts.st_blocks * BLOCK >= facts.st_size:
+        # Another user's list with holes is forged: it would take no room, and much time. Of one's
+        # own, a filesystem with servers may not yet know the blocks.
+        is_whole = facts.st_uid == os.geteuid() or facts.st_blocks * BLOCK >= facts.st_size
+        if stat.S_ISREG(facts.st_mode) and is_whole:
             return os.read(file, _USES_LIMIT)
     return b""
 
 
 def _jobs_of(uid: int) -> dict[str, list[int]]:
     if uid == os.getuid():
-        return _own_jobs(uid)
+        return jobs_in(room_of(uid))
     from stager.base.child import NO_GROUP, answer_as  # not needed by a rank
 
     def tell(output: int) -> None:
         lines = (
             b"%d %s\0" % (job, os.fsencode(destination))
-            for destination, jobs in _own_jobs(uid).items()
+            for destination, jobs in jobs_in(room_of(uid)).items()
             for job in jobs
         )
         with open(output, "wb") as file:
@@ -157,35 +196,42 @@ def _readable_jobs(root: str) -> dict[str, list[int]]:
     foreign = [mount.point for mount in mounts() if mount.kind != "tmpfs"]
     with suppress(FileNotFoundError):
         for name in sorted(os.listdir(paths.RUN_FOLDER)):
-            room = f"{paths.RUN_FOLDER}/{name}"
+            room = room_of(name)
             # A user's filesystem may never answer. Whoever mounts one there is not protected.
             if name.isdecimal() and not any(f"{one}/".startswith(f"{room}/") for one in foreign):
                 count()
                 every = (
                     (destination[0], job)
-                    for job in _jobs_with_lists(int(name))[:_MOST_LISTS]
-                    for destination in beneath.finditer(_list_of(name, job))
+                    for job in lists_in(room)[:_MOST_LISTS]
+                    for destination in beneath.finditer(_list_in(room, job))
                 )
                 for destination, job in dict.fromkeys(islice(every, _MOST_FOREIGN)):
                     found.setdefault(os.fsdecode(destination), []).append(int(job))
     return found
 
 
-def _own_jobs(uid: int) -> dict[str, list[int]]:
+def jobs_in(folder: str) -> dict[str, list[int]]:
+    """Return the jobs that use each destination, by the lists in a room or a cache."""
     found: dict[str, list[int]] = {}
-    for job in _jobs_with_lists(uid):
-        for destination in uses_of(uid, job):
+    for job in lists_in(folder):
+        for destination in uses_in(folder, job):
             found.setdefault(destination, []).append(int(job))
     return found
 
 
-def _jobs_with_lists(uid: int) -> list[str]:
-    """Return the jobs that have a list in a user's room."""
+def lists_in(folder: str) -> list[str]:
+    """Return the jobs that have a list in a room or a cache."""
     with suppress(FileNotFoundError, PermissionError):  # root has just removed the room
-        names = sorted(os.listdir(f"{paths.RUN_FOLDER}/{uid}"))
+        names = sorted(os.listdir(folder))
         jobs = (name.removesuffix(_USES) for name in names if name.endswith(_USES))
         return [job for job in jobs if _JOB.fullmatch(job)]
     return []
+
+
+def remove_list(folder: str, job: int | str) -> None:
+    """Remove the list of a job that has ended from a cache, if it is there."""
+    with suppress(OSError):
+        os.unlink(_list_path(folder, job))
 
 
 def figures_of(uid: int, job: int) -> list[float]:
@@ -202,7 +248,7 @@ def figures_of(uid: int, job: int) -> list[float]:
 
 def remove_files(uid: int, job: int) -> None:
     """Remove all files of a job that has ended from its user's room."""
-    folder = f"{paths.RUN_FOLDER}/{uid}"
+    folder = room_of(uid)
     with suppress(OSError):
         for name in os.listdir(folder):
             if name.partition(".")[0] == str(job):

@@ -113,7 +113,7 @@ def _secret_of(cache: Cache) -> bytes:
     Raise SpaceError or DestinationError. It is where a link leads, which is made in one step, and
     on a disk without room, too.
     """
-    path = f"{cache.folder}/secret"
+    path = cache.secret
     with stage_errors(path):
         with suppress(FileExistsError):
             os.symlink(os.urandom(16).hex(), path)

@@ -24,7 +24,6 @@ from stager.source.posix import version_of
 from stager.source.schemes import Scheme
 from stager.store.cache import Cache, caches_in
 from stager.store.entries import is_entry
-from stager.store.leases import jobs_using
 from stager.store.record import has_open_names, is_ours
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def node_status(
             _add_from(status, owner, disk, [root], _OWNER_LIMIT, shared=True)
             continue
         for cache in caches_in([root], owner or os.getuid(), shared=bool(owner), disk=disk):
-            jobs = _jobs_using(None if owner else cache.uid, cache.root)
+            jobs = _jobs_using(cache)
             _add(status, _read_cache(cache, jobs, sources))
     if everyone and os.getuid() == 0:
         _add_others(status, disk, [root for root, owner in places if not owner])
@@ -237,7 +236,7 @@ def _as_owner(
     def tell(output: int) -> None:
         status = NodeStatus()
         for cache in caches_in(roots, uid, shared=shared, disk=disk):
-            jobs = _jobs_using(None if shared else uid, cache.root)
+            jobs = _jobs_using(cache)
             _add(status, _read_cache(cache, jobs, None))
         with open(output, "wb") as file:
             file.write(json.dumps(codec_of(NodeStatus).to_data(status)).encode())
@@ -251,9 +250,9 @@ def _as_owner(
     return status
 
 
-def _jobs_using(uid: int | None, root: str) -> dict[str, list[int]]:
+def _jobs_using(cache: Cache) -> dict[str, list[int]]:
     with suppress(OSError):  # only root knows the jobs of all users
-        return jobs_using(uid, root)
+        return cache.jobs()
     return {}
 
 
