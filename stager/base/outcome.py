@@ -158,6 +158,8 @@ class ItemReport:
     #: How it was made of what the nodes' stores keep, there where it was made: ``reflink``, ``hard
     #: link``, ``copy`` or ``symbolic link``. A dry run adds why there is no better one.
     ways: list[str] = field(default_factory=list)
+    #: Whether all nodes see one copy, which was written once.
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

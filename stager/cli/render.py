@@ -94,11 +94,16 @@ def _item_line(item: ItemReport) -> str:
     rate = bytes_text(_moved_size(item) / item.seconds) if item.seconds > 0 else "?"
     line = (
         f"{item.destination}: {_moved(item)} from {origin} "
-        f"to {nodes_text(item.received)} in {seconds_text(item.seconds)} ({rate}/s a node)"
+        f"{_to(item)} in {seconds_text(item.seconds)} ({rate}/s{'' if item.once else ' a node'})"
     )
     if item.retries:
         line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
     return f"{line}; current on {nodes_text(item.current)}" if item.current else line
+
+
+def _to(item: ItemReport) -> str:
+    """Return which nodes received an item, or see the one that was written."""
+    return f"{'once for' if item.once else 'to'} {nodes_text(item.received)}"
 
 
 def _ways(item: ItemReport) -> str:
@@ -181,10 +186,10 @@ def _planned_line(item: ItemReport) -> str:
     is_exact = item.reasons == ["absent"] and not item.shard_list
     most = "up to " if item.tree and not is_exact else ""
     would = "would be spread" if item.shard_list else "would move"
-    way = "over" if item.shard_list else "to"
+    where = f"over {nodes_text(item.received)}" if item.shard_list else _to(item)
     line = (
         f"{item.destination}: {most}{_size(item)} {would} from {origin} "
-        f"{way} {nodes_text(item.received)} ({', '.join(item.reasons)}{_ways(item)})"
+        f"{where} ({', '.join(item.reasons)}{_ways(item)})"
     )
     return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 

@@ -32,6 +32,7 @@ from stager.cli.tables import (
     total_line,
     unread_lines,
     user_rows,
+    with_shared,
 )
 from stager.cli.terminal import Blocks, complain, painted, print_json, watch, width
 from stager.launch import job
@@ -166,7 +167,7 @@ class _Found:
         headers, found = self._table(blocks)
         if found:
             yield from table(headers, found, columns, paint=_paint)
-            yield total_line(self.known)
+            yield total_line(with_shared(self.known))
         elif not any(one.unread or one.silent for one in self.known.values()):
             roots = (*self.rules.roots, *self.rules.shared_roots)
             where = " or ".join(root or "/" for root in roots) or "any folder"
@@ -183,7 +184,7 @@ class _Found:
         yield from silent_lines(self.known, name_or_uid)
 
     def _table(self, blocks: Blocks | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        known, whole_job = self.known, self.whole_job
+        known, whole_job = with_shared(self.known), self.whole_job
         if self.by == "file":
             headers = FILE_HEADERS_WITH_BAR if blocks else FILE_HEADERS
             return headers, file_rows(known, whole_job=whole_job, blocks=blocks)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.text import bytes_range, bytes_text, columns, elided, files_text, folded, printable
 from stager.launch.job import fold
+from stager.store.states import NodeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from stager.cli.terminal import Blocks
-    from stager.store.states import DiskRoom, Entry, NodeStatus
+    from stager.store.states import DiskRoom, Entry
 
 Row = tuple[str, ...]
 _Value = TypeVar("_Value")
@@ -31,8 +33,37 @@ _ALIGNED_RIGHT = (
 #: Columns whose cells may lose their middle, and what stays of them while there is another way and
 #: if there is none. The column that gets a line of its own if there are too few others.
 _ELASTIC, _MUCH, _LEAST, _BELOW = ("NODE", "NODES", "DST", "SOURCE", "KEPT"), 24, 12, "SOURCE"
+#: The node that what all nodes see is of.
+_SHARED = ""
 #: Seconds within which one transfer ends on all nodes.
 _SAME_TRANSFER = 10
+
+
+def with_shared(nodes: Mapping[str, NodeStatus]) -> Mapping[str, NodeStatus]:
+    """Return the statuses with the copies that all nodes see apart, as those of a node ``""``."""
+    if len(nodes) < 2:
+        return nodes
+    first, *others = ({_key(entry): entry for entry in one.entries} for one in nodes.values())
+    shared = {key: entry for key, entry in first.items() if all(key in one for one in others)}
+    if not shared:
+        return nodes
+    own = {
+        node: replace(one, entries=[entry for entry in one.entries if _key(entry) not in shared])
+        for node, one in nodes.items()
+    }
+    return {_SHARED: NodeStatus([*shared.values()]), **own}
+
+
+def _key(entry: Entry) -> tuple[str, str]:
+    """Return what entries of several nodes have in common if they are of one copy."""
+    return entry.cache or str(id(entry)), entry.destination
+
+
+def _where(nodes: Sequence[str]) -> str:
+    """Return the nodes of rows; of what all see, that it is shared."""
+    own = [node for node in nodes if node != _SHARED]
+    shared = ["shared"] if len(own) < len(nodes) else []
+    return ", ".join([*shared, *([fold(own)] if own else [])])
 
 
 def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
@@ -40,9 +71,10 @@ def missing(nodes: Mapping[str, NodeStatus]) -> dict[str, list[str]]:
     held = {
         node: {entry.destination for entry in one.entries if not (entry.shared or entry.store)}
         for node, one in nodes.items()
+        if node != _SHARED
     }
     everything = sorted(set().union(*held.values())) if held else []
-    lacking = {path: [node for node in nodes if path not in held[node]] for path in everything}
+    lacking = {path: [node for node in held if path not in held[node]] for path in everything}
     return {path: where for path, where in lacking.items() if where}
 
 
@@ -70,7 +102,7 @@ def rows(
     for key, names in where.items():
         path, size, *rest = key
         ages = _ages([entry.staged_at for entry in entries[key]], now)
-        row = (fold(names), _name(entries[key][0]), size or _parts(entries[key]), ages, *rest)
+        row = (_where(names), _name(entries[key][0]), size or _parts(entries[key]), ages, *rest)
         found.append((path, order[names[0]], row))
     if whole_job:
         size_and_source = {key[0]: (key[1], key[4]) for key in where}
@@ -95,13 +127,16 @@ def file_rows(
             entries.setdefault(entry.destination, []).append(entry)
     lacking = missing(nodes) if whole_job else {}
     found: list[Row] = []
+    shared = {one.destination for one in nodes.get(_SHARED, NodeStatus()).entries}
+    number = len(nodes) - (_SHARED in nodes)
     for path, every in sorted(entries.items()):
+        where = "shared" if path in shared else _nodes(every, number, blocks)
         states = Counter(entry.state for entry in every)
         states.update({"missing": len(lacking.get(path, []))})
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common() if count)
         found.append(
             (
-                _name(every[0]), _sizes(every), _nodes(every, len(nodes), blocks), counts,
+                _name(every[0]), _sizes(every), where, counts,
                 _alternatives(_kept(entry) for entry in every),
                 _alternatives(entry.source for entry in every),
             )
@@ -139,7 +174,7 @@ def user_rows(nodes: Mapping[str, NodeStatus], name_of: Callable[[int], str]) ->
                 str(folders),
                 str(len(every)),
                 bytes_text(sum(entry.size for entry in every)),
-                fold([node for node, some in theirs.items() if some]),
+                _where([node for node, some in theirs.items() if some]),
             )
         )
     return [_printed(row) for row in found]

@@ -122,7 +122,8 @@ def item_report(
         peak_memory=delivered.peak_memory,
         seconds=seconds,
         tree=delivered.tree or _counts(task, surveys),
-        shard_list=item.shard_list,
+        shard_list="" if plan.is_shared else item.shard_list,
+        once=plan.is_shared,
         retries=delivered.retries,
         notes=[
             *_fates([surveys[rank] for rank in plan.receivers], dry_run=dry_run),

@@ -77,6 +77,8 @@ class Entry(NamedTuple):
     folder: bool = False
     #: Whether it is an entry of the node's store, whose path nobody named.
     store: bool = False
+    #: What it has in common with the entries of the other nodes that see the same copy.
+    cache: str = ""
 
 
 class DiskRoom(NamedTuple):
@@ -287,7 +289,7 @@ def _entry(record: Record, cache: Cache, state: str, jobs: Mapping[str, list[int
         record.staged_at, record.used_at, record.used_by_job, record.lifetime, record.pinned,
         jobs.get(record.destination, []), state, cache.uid, cache.shared,
         record.tree.files if record.tree else 0, bool(record.tree and record.tree.split),
-        record.tree is not None, is_entry(record.destination),
+        record.tree is not None, is_entry(record.destination), cache.identity(),
     )  # fmt: skip
 
 

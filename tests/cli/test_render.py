@@ -339,6 +339,7 @@ def test_the_json_of_an_outcome() -> None:
                 "notes": [],
                 "retries": 0,
                 "ways": [],
+                "once": False,
             }
         ],
         "failures": [],
@@ -573,3 +574,13 @@ def test_nodes_that_evicted_different_files_are_listed_apart() -> None:
         "/nvme/a: evicted on n[1,3] (2 nodes) to make room",
         "/nvme/b: evicted on n2 to make room",
     ]
+
+
+def test_what_all_nodes_see_is_written_once() -> None:
+    report = replace(item(ALL, []), once=True)
+    assert line(report) == (
+        "/nvme/img: 256.0 MiB from /data/img once for n[1-4] (4 nodes) in 2.0 s (128.0 MiB/s)"
+    )
+    assert line(report, dry_run=True) == (
+        "/nvme/img: 256.0 MiB would move from /data/img once for n[1-4] (4 nodes) (absent)"
+    )

@@ -206,6 +206,7 @@ def test_json_has_what_was_done(staged: tuple[Desk, Ran]) -> None:
                 "notes": [],
                 "retries": 0,
                 "ways": [],
+                "once": False,
             }
         ],
         "failures": [],

@@ -19,6 +19,7 @@ from stager.cli.tables import (
     total_line,
     unread_lines,
     user_rows,
+    with_shared,
 )
 from stager.cli.terminal import Blocks
 from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
@@ -311,3 +312,22 @@ def test_what_the_store_has_is_named_by_its_source_and_missing_nowhere() -> None
         ("(store)", "3.0 MiB", "1"),
     ]
     assert missing(nodes) == {}
+
+
+def test_a_copy_that_all_nodes_see_is_one_row() -> None:
+    shared, own = ENTRY._replace(cache="1a"), ENTRY._replace(destination="/nvme/own", cache="2b")
+    other = own._replace(cache="3c")
+    nodes = with_shared({"n1": holds(shared, own), "n2": holds(shared, other)})
+    assert [row[:2] for row in rows(nodes, 1_000_000, whole_job=True)] == [
+        ("shared", "/nvme/img.sqsh"),
+        ("n[1-2]", "/nvme/own"),
+    ]
+    found = file_rows(nodes, whole_job=True)
+    assert [(row[0], row[2], row[3]) for row in found] == [
+        ("/nvme/img.sqsh", "shared", "1 ready"),
+        ("/nvme/own", "2", "2 ready"),
+    ]
+    assert user_rows(nodes, str)[0][3:] == ("3", "9.0 MiB", "shared, n[1-2]")
+    assert total_line(nodes) == "2 files, 3 copies, 9.0 MiB in all"
+    alone = {"n1": holds(shared)}
+    assert with_shared(alone) is alone

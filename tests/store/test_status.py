@@ -510,6 +510,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
                 "part": False,
                 "folder": False,
                 "store": False,
+                "cache": "",
             }
         ],
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
