@@ -15,6 +15,17 @@ _USER = re.compile(r"(?:^|,)user_id=(\d+)")
 #: Filesystems whose servers decide by lists or identities of their own.
 _OWN_RULES = frozenset({"afs", "auristorfs", "cifs", "smb3", "9p", "coda"})
 
+#: Network filesystems, as the kernel names them.
+_NETWORK = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
+        "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
+    }
+)  # fmt: skip
+#: Filesystems with this prefix may be network filesystems too, but for mounted images.
+_FUSE = "fuse."
+_IMAGES = frozenset({"fuse.squashfuse", "fuse.squashfuse_ll", "fuse.erofsfuse"})
+
 
 class Mount(NamedTuple):
     """One mount, as in /proc/self/mountinfo (proc(5))."""
@@ -31,6 +42,11 @@ class Mount(NamedTuple):
     def is_fuse(self) -> bool:
         """Whether a user's process answers for it."""
         return self.kind.startswith("fuse")
+
+
+def is_network(kind: str) -> bool:
+    """Return whether several nodes may see one filesystem of that kind."""
+    return kind in _NETWORK or (kind.startswith(_FUSE) and kind not in _IMAGES)
 
 
 def mounts() -> Iterator[Mount]:

@@ -17,7 +17,8 @@ from stager.base.errors import DestinationError, SourceError, StageError, UsageE
 from stager.base.options import Lifetime, Mode, Share, Via
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
-from stager.fs.files import WRITABLE, copy_mode
+from stager.base.mounts import is_network, mount_of
+from stager.fs.files import OPEN_FOLDER, WRITABLE, copy_mode, opened
 from stager.rank.agree import together
 from stager.rank.sharing import find_shared
 from stager.request.items import check_options
@@ -220,6 +221,8 @@ class Surveyor:
         self._caches: dict[str, Cache] = {}
         #: The roots that all nodes share.
         self._shared: frozenset[str] = frozenset()
+        #: Those in whose caches rank 0 notes what this job uses, for jobs on other nodes.
+        self._listed: frozenset[str] = frozenset()
         self.listings = Listings()
         self.standings: dict[str, Standing] = {}
         self.since = 0
@@ -232,8 +235,6 @@ class Surveyor:
         """Look at sources and caches on all nodes. Collective."""
         self._begin()
         self._shared = find_shared(self._context, self._open_caches)
-        if self._rank == 0:
-            self._remove_ended_lists()
         looked = together(self._context, self._look_here, _LOOKED)
         if why := next((one.no_store for one in looked if one.no_store), ""):
             items = self._context.request.items
@@ -241,13 +242,24 @@ class Surveyor:
         found = map(self._sourced, self._context.request.items, looked[0].sources)
         return self._with_entries([*found])
 
+    def _perhaps_shared(self) -> frozenset[str]:
+        """Return the roots that jobs on other nodes may see, as only this node can look."""
+        found = set()
+        for root, cache in self._caches.items() if self._context.comm.size == 1 else ():
+            if cache.uid == self._context.node.uid and os.path.isdir(cache.folder):
+                with opened(cache.folder, OPEN_FOLDER) as folder:
+                    mount = mount_of(folder)
+                if mount and is_network(mount.kind):
+                    found.add(root)
+        return frozenset(found)
+
     def _remove_ended_lists(self) -> None:
         """Remove the lists of jobs that have ended, whose nodes may have died, from shared caches.
 
         The lists of a node's own jobs go at its end or at its next start.
         """
         own = self._context.request.job
-        folders = [self._caches[root].folder for root in self._shared]
+        folders = [self._caches[root].folder for root in self._listed]
         noted = {int(job) for folder in folders for job in lists_in(folder)} - {own}
         if own and noted and not self._context.request.dry_run:
             for job in _ended_jobs(own, sorted(noted)):
@@ -284,6 +296,9 @@ class Surveyor:
 
     def _look_here(self) -> _Looked:
         """Return the sources; rank 0 alone has them."""
+        if self._rank == 0:
+            self._listed = self._shared or self._perhaps_shared()
+            self._remove_ended_lists()
         request = self._context.request
         sources = look_at_sources(self._context, request.items, self.listings)
         no_store = ""
@@ -400,7 +415,7 @@ class Surveyor:
     def _note_uses(self, items: Sequence[SourcedItem]) -> None:
         self._note_uses_here(items)
         if self._rank == 0:
-            for root in self._shared:
+            for root in self._listed:
                 uses = [one.item.destination for one in items if one.item.root == root]
                 if uses:
                     note_shared_uses(self._caches[root].folder, self._context.request.job, uses)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from stager.base.mounts import mounts
+from stager.base.mounts import is_network, mounts
 from stager.base.paths import VENV_CONFIG
 from stager.base.text import printable
 from stager.fs.files import READ_FILE, opened
@@ -74,16 +74,6 @@ _BEGIN, _END = rb"(?<![\w./+@%~\x80-\xff-])", rb"""(?=[/\s"':;,)\]}]|$)"""
 #: Destinations that need no quoting in a shell, in a search path or behind "#!".
 _PLAIN = re.compile(r"[\w./+@%=,:~-]+")
 
-#: Network filesystems, as the kernel names them.
-_NETWORK = frozenset(
-    {
-        "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
-        "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
-    }
-)  # fmt: skip
-#: Filesystems with this prefix may be network filesystems too, but for mounted images.
-_FUSE = "fuse."
-_IMAGES = frozenset({"fuse.squashfuse", "fuse.squashfuse_ll", "fuse.erofsfuse"})
 #: The names in ``bin`` by which an environment's interpreter is found.
 _PYTHON_NAMES = ("python", "python3")
 _VERSION = re.compile(r"python(\d+\.\d+)")
@@ -528,8 +518,7 @@ def _is_shared(device: int, source: int) -> bool:
     if device in [os.stat(folder).st_dev for folder in _SYSTEM]:
         return False
     kind = _filesystem(device)
-    is_network = kind in _NETWORK or (kind.startswith(_FUSE) and kind not in _IMAGES)
-    return is_network or device == source
+    return is_network(kind) or device == source
 
 
 def _filesystem(device: int) -> str:
