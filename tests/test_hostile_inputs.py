@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.archive.unpack import unpack
 from stager.base import paths
 from stager.base.codec import codec_of
 from stager.base.errors import Failure, LaunchError, StageError
@@ -34,7 +33,7 @@ from stager.store.states import DiskRoom, Entry, NodeStatus, Unread
 from stager.tree.listing import Listing
 from stager.tree.table import Table
 from stager.tree.walk import walk
-from tests.support.archives import NO_LIMITS, pack
+from tests.support.archives import NO_LIMITS, pack, unpack
 from tests.support.hostile import json_variants, variants
 
 if TYPE_CHECKING:

@@ -85,6 +85,8 @@ LONGEST_PATH = 4096
 _LONGEST_NAME = 255
 #: Bytes of a name that a message repeats where the name is too long.
 _SHOWN = 80
+#: Bytes that may be written in the time in which a file is made on a disk that nodes share.
+_PER_FILE = 1 << 20
 #: Bytes of a block of the disk.
 _DISK_BLOCK = 4096
 #: Why a device, a pipe or an unknown kind of member is refused.
@@ -118,12 +120,21 @@ def may_run_as_another(mode: int) -> bool:
 class Target:
     """The folder that is filled from the archive of a ``name``.
 
+    Each of several ``ranks`` gets all members, of which it makes some: all deal them alike.
     Raises UsageError, which names the archive and the member that is refused.
     """
 
-    def __init__(self, folder: bytes, limits: Limits, name: str) -> None:
+    def __init__(
+        self, folder: bytes, limits: Limits, name: str, rank: int = 0, ranks: int = 1
+    ) -> None:
         self._base = folder + b"/"
-        self._name = name
+        self.name = name
+        self._rank = rank
+        #: What each rank makes, in bytes and `_PER_FILE`; and who makes what is at a path.
+        self._loads = [0] * ranks
+        self._makers: dict[bytes, int] = {}
+        #: Hard links, and their targets, in place of what another rank makes.
+        self._late: dict[bytes, bytes] = {}
         self._limits = limits
         #: The most members that it takes.
         self.most_members = limits.members
@@ -139,7 +150,7 @@ class Target:
     def refusal(self, path: bytes, why: str, remedy: str = _REMEDY) -> UsageError:
         """Return the error that names the member."""
         return UsageError(
-            f"{self._name}: its member {_shown(path)} {why}: nothing was unpacked; {remedy}"
+            f"{self.name}: its member {_shown(path)} {why}: nothing was unpacked; {remedy}"
         )
 
     def check_members(self, count: int, member: bytes | None = None) -> None:
@@ -149,7 +160,7 @@ class Target:
 
     def _excess(self, most: str, key: str, member: bytes | None) -> UsageError:
         reached = "" if member is None else f", reached at {_shown(member)}"
-        return excess(self._name, most, f"{key}{reached}", "pack fewer files, or ")
+        return excess(self.name, most, f"{key}{reached}", "pack fewer files, or ")
 
     def admit(self, name: bytes, size: int, *, runs_as_another: bool) -> bytes:
         """Return the path in the folder of a member whose file has ``size`` bytes.
@@ -185,7 +196,7 @@ class Target:
         if self._size > limits.size:
             raise self._excess(bytes_text(limits.size), "unpacked_size", name)
         if limits.room is not None and self._allocated > limits.room:
-            raise no_room(self._name, limits.room)
+            raise no_room(self.name, limits.room)
 
     def _make_parents(self, path: bytes) -> None:
         """Make the folders above a member that is not a folder."""
@@ -199,11 +210,22 @@ class Target:
         if path in self._folders:
             raise self.refusal(path, f"is a file or link, but {_EARLIER_FOLDER}")
 
-    def _remove(self, path: bytes) -> None:
-        """Remove what an earlier member put at ``path``."""
-        os.unlink(self._base + path)
+    def _take(self, path: bytes, size: int) -> bool:
+        """Take ``path`` for a new member, in place of any before. Return whether it is made here.
+
+        What is made there is that rank's again: ranks do not wait for each other.
+        """
+        self._make_parents(path)
         self.digests.pop(path, None)
         self._links.pop(path, None)
+        if len(self._loads) == 1:
+            return True
+        if path in self._late.values():
+            raise self.refusal(path, "is there again, after a hard link to it that replaced a file")
+        self._late.pop(path, None)
+        maker = self._makers.setdefault(path, self._loads.index(min(self._loads)))
+        self._loads[maker] += size + _PER_FILE
+        return maker == self._rank
 
     def _set_time(self, at: bytes | int, path: bytes, mtime: int | None) -> None:
         if mtime is None:
@@ -215,14 +237,19 @@ class Target:
             os.utime(at, ns=(mtime, mtime), follow_symlinks=False)
 
     def _mkdir(self, path: bytes, member: bytes) -> None:
-        """Make the folder of a ``member``, or one above it."""
-        try:
-            os.mkdir(self._base + path, 0o700)
-        except FileExistsError:
+        """Make the folder of a ``member``, or one above it; another rank may have made it."""
+        is_taken = path in self.digests or path in self._links
+        if not is_taken:
+            try:
+                os.mkdir(self._base + path, 0o700)
+            except FileExistsError:
+                is_alone, facts = len(self._loads) == 1, os.lstat(self._base + path)
+                is_taken = is_alone or not stat.S_ISDIR(facts.st_mode)
+        if is_taken:
             why = "is a folder, but the archive has a file or link of the same name before it"
             if path != member:
                 why = f"lies beneath {_shown(path)}, which is a file or link earlier in the archive"
-            raise self.refusal(member, why) from None
+            raise self.refusal(member, why)
         self._folders[path] = None
 
     def make_folder(self, path: bytes, *, mode: int, mtime: int | None) -> None:
@@ -246,7 +273,9 @@ class Target:
         """Make a plain file of ``size`` bytes; numbers in ``data`` are the lengths of holes."""
         if not path:
             raise self.refusal(path, "has no name")
-        self._make_parents(path)
+        if not self._take(path, size):
+            self.digests[path] = self._fill(path, None, data, size)
+            return
         descriptor = self._create(path)
         try:
             self.digests[path] = self._fill(path, descriptor, data, size)
@@ -259,13 +288,13 @@ class Target:
         try:
             return os.open(self._base + path, _CREATE, 0o600)
         except FileExistsError:
-            self._remove(path)
+            os.unlink(self._base + path)
             return os.open(self._base + path, _CREATE, 0o600)
 
     def _fill(
-        self, path: bytes, descriptor: int, data: Iterable[memoryview | int], size: int
+        self, path: bytes, descriptor: int | None, data: Iterable[memoryview | int], size: int
     ) -> bytes:
-        """Write a file's ``data``, and return its digest."""
+        """Write a file's ``data``, if it is made here, and return its digest."""
         # Not a Digest, which would make the unpacking of many small files 3 % slower.
         digest, at, end = xxhash.xxh3_128(), 0, 0
         for piece in data:
@@ -277,11 +306,12 @@ class Target:
             if at > size:
                 break
             digest.update(piece)
-            write_all(descriptor, piece, begin)
+            if descriptor is not None:
+                write_all(descriptor, piece, begin)
             end = at
         if at != size:
             raise self.refusal(path, "does not have the size that the archive states")
-        if end < size:  # a hole at its end
+        if end < size and descriptor is not None:  # a hole at its end
             os.ftruncate(descriptor, size)
         return digest.digest()
 
@@ -291,13 +321,13 @@ class Target:
             raise self.refusal(path, "is a link without a valid target")
         if len(target) >= LONGEST_PATH:
             raise self.refusal(path, "is a link with a target that is too long")
-        self._make_parents(path)
-        try:
-            os.symlink(target, self._base + path)
-        except FileExistsError:
-            self._remove(path)
-            os.symlink(target, self._base + path)
-        self._set_time(self._base + path, path, mtime)
+        if self._take(path, 0):
+            try:
+                os.symlink(target, self._base + path)
+            except FileExistsError:
+                os.unlink(self._base + path)
+                os.symlink(target, self._base + path)
+            self._set_time(self._base + path, path, mtime)
         self._links[path] = target
 
     def make_hard_link(self, path: bytes, target: bytes) -> None:
@@ -307,18 +337,32 @@ class Target:
         if target.startswith(b"/") or first not in known:
             why = "is a hard link to a file that is not in the archive before it"
             raise self.refusal(path, why)
-        if first == path:
+        at = self._late.get(first, first)
+        if path in (first, at):
             return  # tar writes this for a file that is named twice on its command line
-        self._make_parents(path)
+        found = known[first]
+        maker = self._makers.setdefault(path, self._makers.get(at, 0))
+        is_made_here = self._take(path, 0)
+        known[path] = found
+        if maker != self._makers.get(at, 0):
+            self._late[path] = at
+        elif is_made_here:
+            self._link(at, path)
+
+    def _link(self, first: bytes, path: bytes) -> None:
         try:
             os.link(self._base + first, self._base + path, follow_symlinks=False)
         except FileExistsError:
-            self._remove(path)
+            os.unlink(self._base + path)
             os.link(self._base + first, self._base + path, follow_symlinks=False)
-        known[path] = known[first]
 
     def finish(self) -> None:
-        """Check the links, and set permissions and times of the folders, deepest first."""
+        """Check the links, and set permissions and times of the folders, deepest first.
+
+        The first of several ranks does, when all have made what is theirs. Raise OSError.
+        """
+        for path, target in self._late.items():
+            self._link(target, path)
         for path, why in bad_links(self._links):
             raise self.refusal(path, why)
         for path, attributes in sorted(self._folders.items(), reverse=True):

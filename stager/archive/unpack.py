@@ -15,7 +15,7 @@ from stager.archive.content import Begun, check_compressed, compression_in, tar_
 from stager.archive.damage import explained
 from stager.archive.decompress import ReadAhead, decompressed, decompressed_into
 from stager.archive.tar import MemberKind, TarStream, members, with_holes
-from stager.archive.target import NEITHER, Target, excess, may_run_as_another, no_room
+from stager.archive.target import NEITHER, excess, may_run_as_another, no_room
 from stager.archive.zip import opened_zip, unpack_zip
 from stager.base.digest import Digest
 from stager.base.extents import ALIGNMENT, SMALLEST_HOLE
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stager.archive.tar import Member
-    from stager.archive.target import Limits
+    from stager.archive.target import Limits, Target
 
 #: Bytes that are written at a time, a multiple of SMALLEST_HOLE; such pieces that may wait for it.
 _PIECE, _WAITING = 1 << 20, 4
@@ -119,25 +119,21 @@ def _data_in(piece: memoryview) -> Iterator[tuple[int, int]]:
         yield begin, len(piece)
 
 
-def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
-    """Unpack the ``archive`` of that ``name`` into the empty ``folder``.
+def unpack(archive: IO[bytes], target: Target) -> None:
+    """Unpack the ``archive`` into the empty folder of ``target``, which is to be finished then.
 
-    Return the xxh3-128 of each file by its path in the folder. Raise UsageError, which names the
-    archive and the member, if the archive is hostile, SourceError if it is damaged, SpaceError, and
-    OSError.
+    Raise UsageError, which names the archive and the member, if the archive is hostile, SourceError
+    if it is damaged, SpaceError, and OSError.
     """
-    target = Target(folder, limits, name)
-    with explained(name, "archive", "unpack"):
+    with explained(target.name, "archive", "unpack"):
         begun = Begun(archive)
-        compression = tar_compression(begun.first, name)
+        compression = tar_compression(begun.first, target.name)
         if compression is None:
             with opened_zip(archive, target) as whole:
                 unpack_zip(whole, target)
         else:
             with closing(ReadAhead(decompressed(cast("IO[bytes]", begun), compression))) as blocks:
                 _unpack_tar(TarStream(blocks), target)
-        target.finish()
-    return target.digests
 
 
 def _unpack_tar(tar: TarStream, target: Target) -> None:

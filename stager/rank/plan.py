@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from stager.base.errors import BusyError, Failure, IntegrityError, StageError
+from stager.base.formats import is_zip
 from stager.base.options import Mode
 from stager.store.record import VERSION, Record, TreeFacts
 
@@ -182,8 +183,9 @@ def _plan_shared(
 ) -> TransferPlan:
     """Plan what all ranks see: each reads from the source what it writes of a folder.
 
-    A file comes to all ranks, each of which writes some of its chunks. What is unpacked, or made by
-    a program, is written where it is read.
+    A file comes to all ranks, each of which writes some of its chunks, and a tar does, of which
+    each unpacks some members. What is decompressed, a zip archive, and what a program makes is
+    written where it is read.
     """
     ranks = tuple(range(len(surveys)))
     size = source.facts.size
@@ -191,7 +193,9 @@ def _plan_shared(
         return TransferPlan(size, (), ranks, ranks[:1], False, surveys[0].digest, is_shared=True)
     if source.is_tree and not item.options.extract:
         return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True, is_shared=True)
-    if item.options.is_unpacked or item.scheme.is_made:
+    options = item.options
+    is_whole = is_zip(item.source) if options.extract else options.decompress
+    if is_whole or item.scheme.is_made:
         return TransferPlan(size, ranks[:1], (), ranks[:1], True, "", is_shared=True)
     plan = make_plan(size, surveys, readers)
     return replace(plan, is_shared=True)

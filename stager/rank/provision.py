@@ -50,6 +50,10 @@ def make_transfer(context: Context, task: Task, listings: Listings) -> Transfer:
         from stager.rank.tree_transfer import UnpackSink  # not needed for files
 
         sides: tuple[type[Sender], type[Sink]] = FileSender, UnpackSink
+        if task.plan.is_shared and len(task.plan.receivers) > 1:
+            from stager.rank.shared import UnpackMakerSink, UnpackPartSink  # rarely needed
+
+            sides = FileSender, UnpackMakerSink if task.is_recorder else UnpackPartSink
     else:
         sides = SIDES[task.form]
     sender, sink = sides

@@ -10,13 +10,13 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stager.base.errors import LaunchError
+from stager.base.errors import IntegrityError, LaunchError
 from stager.fs.partial_file import Joined, Partial
-from stager.rank.file_transfer import FileSink, Published
+from stager.rank.file_transfer import FileSink, Published, Sink
 from stager.rank.reuse import read_marks
-from stager.rank.tree_transfer import FolderSink
+from stager.rank.tree_transfer import FolderSink, UnpackSink
 from stager.store.parents import made_parents
-from stager.tree.listing import pack, unpack
+from stager.tree.listing import Listing, pack, text_of, unpack
 from stager.tree.partial_tree import PartialTree
 from stager.tree.shard import balanced
 from stager.tree.stream import DIGEST_SIZE, Stream, place
@@ -79,35 +79,26 @@ class FileMakerSink(_SharedFile):
         self._take_turns()
 
 
-class FilePartSink(_SharedFile):
-    """Writes some chunks of a file that rank 0 makes."""
+class _PartSink(Sink):
+    """Writes a part of a copy that rank 0 makes, and leaves the other steps to rank 0."""
 
-    _name = ""
+    #: Where the partial copy is.
+    _place = ""
+
+    def need(self) -> tuple[int, int]:
+        """Return nothing: rank 0 asks for all."""
+        return 0, 0
 
     def open(self) -> bytes:
-        """Do nothing before rank 0 has made the file."""
+        """Do nothing before rank 0 has made the partial copy."""
         return b""
 
     def join(self, opened: Sequence[Opened]) -> bytes:
-        """Note where the file is."""
-        self._name = opened[0].place
+        """Note where it is."""
+        self._place = opened[0].place
         return super().join(opened)
 
-    def allocate(self, _: Layout) -> None:
-        """Open the file."""
-        self._partial = Joined(self.task.cache, self._name, direct=self.task.settings.direct)
-        self.stack.callback(self._partial.close)
-        self._take_turns()
-
-    def flush(self) -> bytes:
-        """Sync the file."""
-        self._partial.sync()
-        return b""
-
     def seal(self) -> None:
-        """Leave that to rank 0."""
-
-    def verify(self, _: str) -> None:
         """Leave that to rank 0."""
 
     def announce(self, _: str) -> None:
@@ -116,6 +107,24 @@ class FilePartSink(_SharedFile):
     def publish(self, _: str) -> Published:
         """Leave that to rank 0."""
         return Published()
+
+
+class FilePartSink(_PartSink, _SharedFile):
+    """Writes some chunks of a file that rank 0 makes."""
+
+    def allocate(self, _: Layout) -> None:
+        """Open the file."""
+        self._partial = Joined(self.task.cache, self._place, direct=self.task.settings.direct)
+        self.stack.callback(self._partial.close)
+        self._take_turns()
+
+    def flush(self) -> bytes:
+        """Sync the file."""
+        self._partial.sync()
+        return b""
+
+    def verify(self, _: str) -> None:
+        """Leave that to rank 0."""
 
 
 class _SharedFolder(FolderSink):
@@ -173,27 +182,12 @@ class FolderMakerSink(_SharedFolder):
         self._counts = replace(self._counts, moved=len(sent.rows), moved_size=sent.size, parts=())
 
 
-class FolderPartSink(_SharedFolder):
+class FolderPartSink(_PartSink, _SharedFolder):
     """Writes some files of a folder that rank 0 makes."""
-
-    _path = ""
-
-    def need(self) -> tuple[int, int]:
-        """Return nothing: rank 0 asks for all."""
-        return 0, 0
-
-    def open(self) -> bytes:
-        """Do nothing before rank 0 has made the folder."""
-        return b""
-
-    def join(self, opened: Sequence[Opened]) -> bytes:
-        """Note where the folder is, too."""
-        self._path = opened[0].place
-        return super().join(opened)
 
     def allocate(self, layout: Layout) -> None:
         """Open the folder, and make the files without data."""
-        self._tree = PartialTree(self.task.cache, self._listing, path=self._path)
+        self._tree = PartialTree(self.task.cache, self._listing, path=self._place)
         self.stack.callback(self._tree.close)
         super().allocate(layout)
 
@@ -208,12 +202,44 @@ class FolderPartSink(_SharedFolder):
         self._written = [row for row in self._folder.stream.rows if self._lacks[row]]
         return pack(b"".join(digests[place(row)] for row in rows), *self._tree.facts_of(rows))
 
+
+class _SharedUnpack(UnpackSink):
+    def _unpack(self, _: int = 1) -> None:
+        super()._unpack(len(self.task.plan.receivers))
+
+    def flush(self) -> bytes:
+        """Unpack the rest of this rank's part, and sync it."""
+        self._unpacker.finish()
+        self._tree.sync()
+        return b""
+
+
+class UnpackMakerSink(_SharedUnpack):
+    """Makes a folder of which other ranks unpack some files."""
+
+    @property
+    def place(self) -> str:
+        """The partial folder."""
+        return self._tree.path
+
     def seal(self) -> None:
-        """Leave that to rank 0."""
+        """Complete the folder. Raise IntegrityError if this node does not see a file there."""
+        super().seal()
+        if unseen := self._target.digests.keys() - set(self._listing.paths):
+            raise IntegrityError(
+                f"{self.task.place}/{text_of(min(unseen))}: another node has written it, but this "
+                "one does not see it; tell the administrator"
+            )
 
-    def announce(self, _: str) -> None:
-        """Leave that to rank 0."""
 
-    def publish(self, _: str) -> Published:
+class UnpackPartSink(_PartSink, _SharedUnpack):
+    """Unpacks some files into a folder that rank 0 makes."""
+
+    def allocate(self, _: Layout) -> None:
+        """Open the folder, and start to unpack."""
+        self._tree = PartialTree(self.task.cache, Listing.of([]), path=self._place)
+        self.stack.callback(self._tree.close)
+        self._unpack()
+
+    def verify(self, _: str) -> None:
         """Leave that to rank 0."""
-        return Published()

@@ -45,6 +45,7 @@ from stager.tree.update import in_the_way
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from stager.archive.target import Target
     from stager.rank.decoder import DecompressingTree, Piped, Spooled
     from stager.rank.plan import Task
     from stager.rank.reuse import Reuse
@@ -366,7 +367,8 @@ class UnpackSink(TreeSink):
     So it always comes from the source, as a file does, and nothing of an old copy is reused.
     """
 
-    _unpacker: Piped[dict[bytes, bytes]] | Spooled[dict[bytes, bytes]]
+    _target: Target
+    _unpacker: Piped[None] | Spooled[None]
 
     def need(self) -> tuple[int, int]:
         """Estimate by the archive, or by the copy that was unpacked before if it was larger."""
@@ -379,14 +381,22 @@ class UnpackSink(TreeSink):
 
     def open(self) -> bytes:
         """Make an empty folder, and start to unpack."""
+        self._begin(Listing.of([Row(b"", Kind.FOLDER)]))
+        self._unpack()
+        return b""
+
+    def _unpack(self, ranks: int = 1) -> None:
+        """Unpack what comes, or what this one of several ``ranks`` makes of it."""
+        from stager.archive.target import Target
         from stager.archive.unpack import unpack
         from stager.rank.decoder import Piped, Spooled, limits_of  # not needed for folders
 
-        task, name = self.task, self.task.item.source
-        folder = self._begin(Listing.of([Row(b"", Kind.FOLDER)])).path
+        task, name, folder = self.task, self.task.item.source, self._tree.path
         is_spooled = is_zip(name)
         limits = limits_of(task, task.plan.size if is_spooled else 0)
-        take = partial(unpack, name=name, folder=os.fsencode(folder), limits=limits)
+        rank = task.rank if ranks > 1 else 0
+        self._target = Target(os.fsencode(folder), limits, name, rank, ranks)
+        take = partial(unpack, target=self._target)
         if is_spooled:
             spool = Partial(task.cache, direct=task.settings.direct)
             self._unpacker = Spooled(take, folder=folder, partial=spool)
@@ -394,12 +404,14 @@ class UnpackSink(TreeSink):
             self._unpacker = Piped(take, name=name, folder=folder, verb="unpack")
         self.writer = self._unpacker
         self.stack.callback(self._unpacker.close)
-        return b""
 
     def seal(self) -> None:
         """Unpack the rest, relocate environments, and complete the tree."""
         task, tree, options = self.task, self._tree, self.task.item.options
-        digests = self._unpacker.finish()
+        self._unpacker.finish()
+        with tree.writing():
+            self._target.finish()
+        digests = self._target.digests
         tree.adopt()
         tree.share(options.share, task.source.group)
         self._listing = listing = replace(tree.copy, modes=tree.modes)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.archive.decompress import zstd
-from stager.archive.unpack import unpack
-from tests.support.archives import NO_LIMITS, a_file, damaged, refused, tar_of
+from tests.support.archives import NO_LIMITS, a_file, damaged, refused, tar_of, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.archive.unpack import unpack
-from tests.support.archives import NO_LIMITS, a_file, a_link, refusal, refused, tar_of
+from tests.support.archives import NO_LIMITS, a_file, a_link, refusal, refused, tar_of, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path

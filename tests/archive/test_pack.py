@@ -17,7 +17,6 @@ import pytest
 
 import stager.archive.create as module
 from stager.archive.create import pack
-from stager.archive.unpack import unpack
 from stager.base.errors import (
     DestinationError,
     IntegrityError,
@@ -26,7 +25,7 @@ from stager.base.errors import (
     UsageError,
 )
 from stager.tree.walk import walk
-from tests.support.archives import NO_LIMITS, seen
+from tests.support.archives import NO_LIMITS, seen, unpack
 from tests.support.stagectl import STAGECTL, Ran, run
 
 if TYPE_CHECKING:

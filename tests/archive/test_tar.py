@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
 from stager.tree.walk import walk
 from tests.support.archives import (
     NO_LIMITS,
@@ -24,6 +23,7 @@ from tests.support.archives import (
     refused,
     seen,
     tar_of,
+    unpack,
     zstd_compress,
 )
 

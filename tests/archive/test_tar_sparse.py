@@ -11,8 +11,16 @@ import pytest
 import xxhash
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
-from tests.support.archives import damaged, described, excess, header, record, refused, tar_of
+from tests.support.archives import (
+    damaged,
+    described,
+    excess,
+    header,
+    record,
+    refused,
+    tar_of,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

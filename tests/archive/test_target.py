@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import io
+import os
 import resource
 import tarfile
 from contextlib import contextmanager
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.archive import unpack as module
 from stager.archive.target import Limits, Target
-from stager.archive.unpack import unpack
 from stager.base.errors import SpaceError, UsageError
+from stager.tree.walk import walk
 from tests.support.archives import (
     NO_LIMITS,
     Entry,
     a_file,
+    a_folder,
     a_link,
     excess,
     of_type,
     refusal,
     refused,
+    seen,
     tar_of,
+    unpack,
     with_time,
 )
 
@@ -127,3 +133,65 @@ def test_a_path_that_is_too_long_is_refused(out: Path) -> None:
     name = "/".join(["d" * 200] * 20)
     below = "/".join(["o" * 200] * (3900 // 201 - len(bytes(out)) // 201))
     assert "has a path that is too long" in refused(tar_of(a_file(f"{name}/{below}")), out)
+
+
+def unpack_by(text: bytes, out: Path, order: tuple[int, ...]) -> Target:
+    """Unpack a tar by several ranks, one after the other in that ``order``; return rank 0's."""
+    limits = Limits(1 << 20, 100)
+    targets = [Target(bytes(out), limits, "x.tar", rank, len(order)) for rank in range(len(order))]
+    for rank in order:
+        module.unpack(io.BytesIO(text), targets[rank])
+    targets[0].finish()
+    return targets[0]
+
+
+#: Members with the same path, links among them, folders, and larger files than the others.
+MEMBERS = (
+    a_file("a", b"old"), a_file("b", b"other"), a_file("a", b"new"), a_link("link", "a"),
+    a_folder("empty"), a_file("deep/er/c", bytes(9000)), of_type("deep/c2", tarfile.LNKTYPE, "a"),
+    a_file("d", b"file"), a_link("d", "a"), a_link("e", "a"), a_file("e", b"was a link"),
+    of_type("b", tarfile.LNKTYPE, "deep/er/c"), of_type("b2", tarfile.LNKTYPE, "b"),
+    of_type("e2", tarfile.LNKTYPE, "e"), a_file("f", b"1"), of_type("f", tarfile.LNKTYPE, "b2"),
+    a_file("f", b"last"), of_type("link2", tarfile.LNKTYPE, "link"), a_file("deep/g", b""),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_several_ranks_make_what_one_does(
+    out: Path, order: tuple[int, ...], tmp_path: Path
+) -> None:
+    (alone := tmp_path / "alone").mkdir()
+    text = tar_of(*MEMBERS)
+    digests = unpack(io.BytesIO(text), "x.tar", bytes(alone), NO_LIMITS)
+    assert unpack_by(text, out, order).digests == digests
+    assert seen(walk(str(out))) == seen(walk(str(alone)))
+    for name in digests:
+        path = name.decode()
+        assert (out / path).read_bytes() == (alone / path).read_bytes()
+
+
+def test_ranks_make_about_as_much_each(out: Path) -> None:
+    text = tar_of(a_file("large", bytes(3 << 19)), *(a_file(f"f{n}", b"1") for n in range(5)))
+    made = []
+    for rank in range(3):
+        (of_rank := out / str(rank)).mkdir()
+        module.unpack(io.BytesIO(text), Target(bytes(of_rank), NO_LIMITS, "x.tar", rank, 3))
+        made.append(sorted(os.listdir(of_rank)))
+    assert made == [["large"], ["f0", "f2", "f4"], ["f1", "f3"]]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_ranks_refuse_what_one_would(out: Path, order: tuple[int, ...]) -> None:
+    link, beneath = a_link("a", "/"), a_file("a/b")
+    with pytest.raises(UsageError) as caught:
+        unpack_by(tar_of(link, beneath), out, order)
+    why = "lies beneath 'a', which is a file or link earlier in the archive"
+    assert caught.value.message == refusal("a/b", why)
+
+
+def test_ranks_do_not_replace_what_a_late_hard_link_leads_to(out: Path) -> None:
+    again = of_type("b", tarfile.LNKTYPE, "a")
+    with pytest.raises(UsageError) as caught:
+        unpack_by(tar_of(a_file("a"), a_file("b"), again, a_file("a")), out, (0, 1))
+    why = "is there again, after a hard link to it that replaced a file"
+    assert caught.value.message == refusal("a", why)

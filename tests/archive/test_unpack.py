@@ -13,7 +13,6 @@ import pytest
 import xxhash
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, UsageError
 from stager.base.formats import ARCHIVES, archive_suffix
 from stager.tree.walk import walk
@@ -31,6 +30,7 @@ from tests.support.archives import (
     refused,
     seen,
     tar_of,
+    unpack,
     with_time,
 )
 

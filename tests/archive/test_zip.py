@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
 from stager.base.errors import SourceError, SpaceError, UsageError
 from tests.support.archives import (
     NO_LIMITS,
@@ -23,6 +22,7 @@ from tests.support.archives import (
     excess,
     refusal,
     refused,
+    unpack,
     zip_by,
     zip_of,
     zstd_compress,

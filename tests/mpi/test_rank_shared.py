@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import tarfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.archive.target import Target
+from stager.base.options import ITSELF, Verify
 from stager.base.outcome import Counts
-from tests.support.tree_world import ALL, FILES, TOTAL, TreeWorld
-from tests.support.world import World
+from tests.support.tree_world import ALL, FILES, TOTAL, TreeWorld, archive_of, files_beneath
+from tests.support.world import World, messages
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mpi4py import MPI
 
     from stager.base.outcome import ItemReport
@@ -30,7 +33,9 @@ class FileWorld(World):
 
     def stage(self, **options: object) -> ItemReport:
         """Stage the file, and check the copy."""
-        (item,) = self.run(items=self.items(**options)).items
+        outcome = self.run(items=self.items(**options))
+        assert messages(outcome) == []
+        (item,) = outcome.items
         assert self.copy.read_bytes() == self.source.read_bytes()
         assert os.listdir(self.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
         self.comm.Barrier()
@@ -68,3 +73,52 @@ def test_one_changed_file_moves_alone(tree: TreeWorld) -> None:
     tree.on_first(lambda: (tree.source / "sub1/file1").write_bytes(b"changed"))
     item = tree.stage()
     assert (item.source_bytes_read, item.tree) == (7, Counts(len(FILES), 1, 7))
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+@pytest.mark.parametrize("verify", Verify)
+def test_an_archive_is_read_once_and_unpacked_by_all(
+    tree: TreeWorld, monkeypatch: pytest.MonkeyPatch, suffix: str, verify: Verify
+) -> None:
+    path = archive_of(tree, suffix)
+    items = tree.items(source=path, extract=True, verify=verify)
+    made: list[bytes] = []
+    create = Target._create
+
+    def note(target: Target, member: bytes) -> int:
+        made.append(member)
+        return create(target, member)
+
+    monkeypatch.setattr(Target, "_create", note)
+    (item,) = tree.run(items=items).items
+    assert files_beneath(tree.copy) == files_beneath(tree.source)
+    assert item.source_bytes_read == os.stat(path).st_size
+    of_ranks = tree.comm.allgather(made)
+    links = 2 * (suffix == ".zip")  # these are files there
+    assert sum(map(len, of_ranks)) == len(FILES) + links == len(set().union(*of_ranks))
+    assert all(of_ranks) == (suffix != ".zip" or tree.comm.size == 1)
+    (again,) = tree.run(items=items).items
+    assert (again.received, again.source_bytes_read) == ([], 0)
+
+
+def test_a_hostile_archive_leaves_nothing(tree: TreeWorld) -> None:
+    path = archive_of(tree, ".tar")
+
+    def spoil() -> None:
+        with tarfile.open(path, "a") as archive:
+            archive.addfile(tarfile.TarInfo("../bad"))
+
+    tree.on_first(spoil)
+    outcome = tree.run(items=tree.items(source=path, extract=True))
+    assert {failure.code for failure in outcome.failures} == {2}
+    assert not tree.copy.exists()
+    assert os.listdir(tree.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
+
+
+def test_a_compressed_file_is_written_once(file: FileWorld) -> None:
+    path = f"{file.source}.gz"
+    file.on_first(lambda: Path(path).write_bytes(gzip.compress(file.source.read_bytes())))
+    item = file.stage(source=path, decompress=ITSELF)
+    assert item.source_bytes_read == os.stat(path).st_size
+    item = file.stage(source=path, decompress=ITSELF)
+    assert (item.received, item.current) == ([], file.nodes)

@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from stager.archive.target import Limits
-from stager.archive.unpack import unpack
 from stager.base.errors import SourceError
 from stager.fs.partial_file import Partial
 from stager.rank.decoder import Piped, Spooled
 from stager.store.cache import open_cache
+from tests.support.archives import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

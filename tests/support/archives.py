@@ -13,13 +13,13 @@ import subprocess
 import tarfile
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from stager.archive import unpack as unpacking
 from stager.archive.decompress import zstd
-from stager.archive.target import Limits
-from stager.archive.unpack import unpack
+from stager.archive.target import Limits, Target
 from stager.base.errors import SourceError, UsageError
 from stager.base.options import Share
 from stager.base.text import printable
@@ -167,6 +167,14 @@ def zip_by(*entries: ZipEntry) -> bytes:
         + b"PK\5\6"
         + struct.pack("<HHHHIIH", 0, 0, count, count, len(table), len(text), 0)
     )
+
+
+def unpack(archive: IO[bytes], name: str, folder: bytes, limits: Limits) -> dict[bytes, bytes]:
+    """Unpack the ``archive`` of that ``name`` into the empty ``folder``; return files' digests."""
+    target = Target(folder, limits, name)
+    unpacking.unpack(archive, target)
+    target.finish()
+    return target.digests
 
 
 def refused(text: bytes, out: Path, name: str = "x.tar", limits: Limits = NO_LIMITS) -> str:
