@@ -13,7 +13,8 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from stager.base.codec import TEXT, list_of, pair_of
-from stager.base.errors import DestinationError, Failure
+from stager.base.errors import DestinationError, Failure, UsageError
+from stager.base.options import Mode
 from stager.fs.files import CREATE, OPEN_FOLDER, READ_FILE, opened, stage_errors
 from stager.rank.agree import RefusedError, together
 from stager.store.locks import Locks
@@ -32,14 +33,29 @@ def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]
     """Return the roots that all nodes share. Collective.
 
     ``open_caches`` opens this node's cache of each root. Raise RefusedError if that fails on any
-    rank, if only some nodes share a root, or if their locks there do not count on other nodes. A
-    dry run makes nothing: it takes roots for shared that have the same cache on all nodes.
+    rank, if only some nodes share a root, if one is to have a part of a folder for each node, or if
+    their locks there do not count on other nodes. A dry run makes nothing: it takes roots for
+    shared that have the same cache on all nodes.
     """
+    look = _by_identity if context.request.dry_run else _by_trial
+    shared = look(context, open_caches)
+    parts = [one for one in context.request.items if one.options.mode is Mode.SHARD]
+    first = context.channel.nodes[0]
+    if failures := [_seen_by_all(one.destination, first) for one in parts if one.root in shared]:
+        raise RefusedError(failures)
+    return shared
+
+
+def _by_identity(
+    context: Context, open_caches: Callable[[], Mapping[str, Cache]]
+) -> frozenset[str]:
+    found = together(context, lambda: _identities(open_caches()), _IDENTITIES)
+    return frozenset(root for root, _ in set.intersection(*map(set, found)) if len(found) > 1)
+
+
+def _by_trial(context: Context, open_caches: Callable[[], Mapping[str, Cache]]) -> frozenset[str]:
     name = context.channel.fresh_key().hex()
     caches: dict[str, Cache] = {}
-    if context.request.dry_run:
-        found = together(context, lambda: _identities(open_caches()), _IDENTITIES)
-        return frozenset(root for root, _ in set.intersection(*map(set, found)) if len(found) > 1)
     with ExitStack() as stack:
 
         def try_to_make() -> list[str]:
@@ -69,6 +85,11 @@ def _shared_by_some(root: str, node: str) -> Failure:
         "destination that all nodes have on their own disks, or all share"
     )
     return Failure(DestinationError.code, text, node)
+
+
+def _seen_by_all(destination: str, node: str) -> Failure:
+    text = f"{destination}: all nodes see all files there, none has a part; leave out mode=shard"
+    return Failure(UsageError.code, text, node)
 
 
 def _make(cache: Cache, name: str, stack: ExitStack) -> bool:
@@ -116,7 +137,8 @@ def _check_locks(caches: Sequence[Cache], name: str) -> None:
         with closing(Locks(cache)) as locks:
             counts = locks.is_held(f"{cache.root}/{name}")
         path = f"{cache.partial}/{name}"
-        with stage_errors(path), opened(path, READ_FILE) as file:
+        # NFS locks only what is open for writing.
+        with stage_errors(path), opened(path, READ_FILE | os.O_RDWR) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 counts = False

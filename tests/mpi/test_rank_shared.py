@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.archive.target import Target
-from stager.base.options import ITSELF, Verify
+from stager.base.options import ITSELF, Mode, Verify
 from stager.base.outcome import Counts
 from tests.support.tree_world import ALL, FILES, TOTAL, TreeWorld, archive_of, files_beneath
 from tests.support.world import World, messages
@@ -122,3 +122,11 @@ def test_a_compressed_file_is_written_once(file: FileWorld) -> None:
     assert item.source_bytes_read == os.stat(path).st_size
     item = file.stage(source=path, decompress=ITSELF)
     assert (item.received, item.current) == ([], file.nodes)
+
+
+def test_a_folder_that_all_nodes_see_has_no_parts(tree: TreeWorld) -> None:
+    outcome = tree.run(items=tree.items(mode=Mode.SHARD))
+    if tree.comm.size > 1:
+        why = "all nodes see all files there, none has a part; leave out mode=shard"
+        assert messages(outcome) == [f"2 node0: /nvme/tree: {why}"]
+        assert not tree.copy.exists()
