@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.archive.target import Target
+from stager.base.errors import SpaceError
 from stager.base.options import ITSELF, Mode, Verify
 from stager.base.outcome import Counts
+from stager.tree.partial_tree import PartialTree
 from tests.support.tree_world import ALL, FILES, TOTAL, TreeWorld, archive_of, files_beneath
 from tests.support.world import World, messages
 
@@ -130,3 +132,22 @@ def test_a_folder_that_all_nodes_see_has_no_parts(tree: TreeWorld) -> None:
         why = "all nodes see all files there, none has a part; leave out mode=shard"
         assert messages(outcome) == [f"2 node0: /nvme/tree: {why}"]
         assert not tree.copy.exists()
+
+
+def test_a_rank_that_fails_at_the_end_leaves_nothing(
+    tree: TreeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = tree.items(source=archive_of(tree, ".tar"), extract=True)
+
+    def fail(_: PartialTree) -> None:
+        raise SpaceError("full")
+
+    if tree.comm.rank == tree.comm.size - 1:
+        monkeypatch.setattr(PartialTree, "sync", fail)
+    assert messages(tree.run(items=items)) == [f"5 {tree.nodes[-1]}: full"]
+    assert not tree.copy.exists()
+    assert os.listdir(tree.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
+    tree.comm.Barrier()
+    monkeypatch.undo()
+    assert messages(tree.run(items=items)) == []
+    assert files_beneath(tree.copy) == files_beneath(tree.source)
