@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from stager.store.cache import Cache
 
+#: What the name of a partial folder's lock has at its end.
+LOCK = ".lock"
 #: With what a filesystem refuses O_TMPFILE if it does not have it.
 NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 
@@ -45,11 +47,11 @@ class UnnamedFile:
     once its lock is gone. All methods raise OSError.
     """
 
-    def __init__(self, folder: str, *, is_named: bool = False) -> None:
+    def __init__(self, folder: str, *, is_named: bool = False, suffix: str = "") -> None:
         self._folder = folder
         self._name = ""
         if is_named:
-            self._open_named()
+            self._open_named(suffix)
             return
         try:
             self.descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -59,11 +61,16 @@ class UnnamedFile:
                 raise
             self._open_named()
 
-    def _open_named(self) -> None:
+    def _open_named(self, suffix: str = "") -> None:
         with fresh_name(self._folder) as name:
-            self.descriptor = os.open(name, CREATE, 0o600)
-            self._name = name
+            self.descriptor = os.open(name + suffix, CREATE, 0o600)
+            self._name = name + suffix
             self._lock()
+            if os.fstat(self.descriptor).st_nlink:
+                return
+        # On a filesystem that nodes share, another one has removed it before it was locked.
+        os.close(self.descriptor)
+        self._open_named(suffix)
 
     @property
     def name(self) -> str:
@@ -106,13 +113,20 @@ def fresh_name(folder: str) -> Iterator[str]:
         yield _new_name(folder)
 
 
-def make_partial_folder(folder: str) -> tuple[str, int]:
-    """Make a locked folder in ``folder``. Return its path and descriptor. Raise OSError."""
-    with fresh_name(folder) as name:
-        os.mkdir(name, 0o700)
-        descriptor = os.open(name, OPEN_FOLDER)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return name, descriptor
+def make_partial_folder(folder: str) -> tuple[str, UnnamedFile]:
+    """Make a folder in ``folder``. Return its path and its lock. Raise OSError.
+
+    The lock is a file beside it: those of folders count on one node alone, where nodes share a
+    filesystem. Close it once the folder is gone.
+    """
+    lock = UnnamedFile(folder, is_named=True, suffix=LOCK)
+    path = lock.name.removesuffix(LOCK)
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        lock.close()
+        raise
+    return path, lock
 
 
 def give_name(descriptor: int, path: str) -> None:

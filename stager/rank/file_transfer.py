@@ -341,7 +341,7 @@ def _partial_folder(parent: str) -> Iterator[str]:
         yield path
     finally:
         remove_tree(path)
-        os.close(lock)
+        lock.close()
 
 
 class FileSink(Sink):

@@ -50,7 +50,7 @@ from stager.fs.files import (
     who_could_replace,
     write_all,
 )
-from stager.fs.partial_file import UnnamedFile, fresh_name
+from stager.fs.partial_file import LOCK, UnnamedFile, fresh_name
 from stager.fs.reader import BLOCK
 from stager.store.leases import jobs_are_known, jobs_in, jobs_using
 from stager.store.record import Record, TornError, is_ours
@@ -357,11 +357,20 @@ def _abandoned(path: str, parent: int) -> Iterator[None]:
     with ExitStack() as stack:
         fcntl.flock(parent, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            entry = stack.enter_context(opened(path, READ_FILE))
-            fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_now(path, stack)
+            with suppress(FileNotFoundError):
+                _lock_now(path + LOCK, stack)
         finally:
             fcntl.flock(parent, fcntl.LOCK_UN)
         yield
+
+
+def _lock_now(path: str, stack: ExitStack) -> None:
+    try:  # NFS locks only what is open for writing
+        entry = stack.enter_context(opened(path, READ_FILE | os.O_RDWR))
+    except (IsADirectoryError, PermissionError):
+        entry = stack.enter_context(opened(path, READ_FILE))
+    fcntl.flock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def look_for_cache(root: str, uid: int, *, shared: bool = False, disk: str = "") -> Cache:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from stager.base.options import Share
+    from stager.fs.partial_file import UnnamedFile
     from stager.store.cache import Cache
     from stager.tree.table import Table
 
@@ -70,12 +71,11 @@ class PartialTree:
         self._kept: dict[int, bytes] = {}
         #: The listing of the tree, as `walk` would make it once the tree is sealed.
         self.copy = _without_facts(listing)
-        self._is_own = not path
+        #: The lock of a tree that is this process's own.
+        self._held: UnnamedFile | None = None
         with stage_errors(self._partial):
-            if path:
-                self.path, self._descriptor = path, os.open(path, _FOLDER)
-            else:
-                self.path, self._descriptor = make_partial_folder(self._partial)
+            self.path, self._held = (path, None) if path else make_partial_folder(self._partial)
+            self._descriptor = os.open(self.path, _FOLDER)
         self._base = os.fsencode(self.path) + b"/"
 
     def lay_out(self) -> None:
@@ -314,8 +314,9 @@ class PartialTree:
             os.close(descriptor)
         self._open.clear()
         os.close(self._descriptor)
-        if self._is_own:
+        if self._held:
             remove_tree(self.path)
+            self._held.close()
 
 
 def _without_facts(listing: Listing) -> Listing:

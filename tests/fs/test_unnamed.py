@@ -38,11 +38,11 @@ def test_a_renamed_file_is_whole_and_stays(cache: Cache, disk: Path) -> None:
 
 
 def test_a_folder_under_construction_is_swept_once_it_is_closed(cache: Cache) -> None:
-    path, descriptor = make_partial_folder(cache.partial)
-    (name,) = partial_names(cache)
+    path, lock = make_partial_folder(cache.partial)
+    name = os.path.basename(path)
     forked(cache.sweep)
-    assert (os.path.basename(path), partial_names(cache)) == (name, [name])
-    os.close(descriptor)
+    assert sorted(partial_names(cache)) == [name, f"{name}.lock"]
+    lock.close()
     cache.sweep()
     assert partial_names(cache) == []
 

@@ -228,8 +228,11 @@ def test_the_parts_of_a_file_may_come_from_many_threads_in_any_order(
 def test_a_tree_is_swept_only_after_its_writer_has_ended(cache: Cache, source: Path) -> None:
     tree = build(cache, source, walk(str(source)))
     cache.sweep()
-    assert len(partial_names(cache)) == 1
-    os.close(tree._descriptor)  # as the end of its process would
+    name = os.path.basename(tree.path)
+    assert sorted(partial_names(cache)) == [name, f"{name}.lock"]
+    assert tree._held
+    for descriptor in (tree._descriptor, tree._held.descriptor):
+        os.close(descriptor)  # as the end of its process would
     cache.sweep()
     assert partial_names(cache) == []
 
