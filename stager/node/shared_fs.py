@@ -375,7 +375,7 @@ def _begun(number: int) -> str:
 
 
 def _remove(path: str, uid: int | None = None) -> None:
-    """Unmount what is mounted at ``path``, in a folder of root's, or beneath; remove it as its owner.
+    """Unmount what is mounted at ``path``, in a folder of root's, or beneath; remove it as the owner.
 
     Raise OSError for what stays.
     """

@@ -1,7 +1,8 @@
-"""The filesystem of a job's disks: it is there for jobs that ask, and nothing of it outlives them."""
+"""The filesystem of a job's disks: jobs that ask get it, and nothing of it outlives them."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,11 +10,17 @@ import pytest
 from tests.cluster.site import HANGS, POLICY, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from tests.cluster.cluster import Job
     from tests.cluster.site import Site
 
-DRIVER, MOUNT, DATA, NOTES = "/shared/driver", "/run/shared-fs", "/nvme/.slurm-stage-shared", "/run/slurm-stage/shared"
+DRIVER, MOUNT, DATA, NOTES = (
+    "/shared/driver",
+    "/run/shared-fs",
+    "/nvme/.slurm-stage-shared",
+    "/run/slurm-stage/shared",
+)
 SHARED_FS = f'{POLICY}[shared_fs]\ndriver = "{DRIVER}"\nfolder = "/nvme"\nmount = "{MOUNT}"\n'
 #: Two nodes, and a third one of the same partition that has no job.
 TWO, WISH = "-wn1,n3", "--stage=:shared:/scratch"
@@ -31,34 +38,138 @@ mkdir -p $STAGE_FOLDER/a/b; touch $STAGE_FOLDER/a/b/c; chmod 0 $STAGE_FOLDER/a/b
 """
 
 
-@pytest.fixture(params=["true", "false"])
+@pytest.fixture(params=["user", "root"])
 def shared_site(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
     """The site with a driver that runs as the job's user, or as root."""
     driver = site.shared("driver")
     driver.write_text(SCRIPT)
     driver.chmod(0o755)
-    with site.policy(f"{SHARED_FS}user = {request.param}\n"):
+    with site.policy(f"{SHARED_FS}user = {'false' if request.param == 'root' else 'true'}\n"):
         yield site
         for name in ("fails", "hangs"):
             site.shared(name).unlink(missing_ok=True)
 
 
-def left(site: Site) -> list[str]:
+def left(site: Site, *nodes: str) -> list[str]:
     """Return what there is of any job's filesystem on the nodes."""
-    look = f"pgrep -fa '[s]leep {DAEMON}'; grep {MOUNT}/ /proc/mounts; ls -d {MOUNT}/* {DATA}/* {NOTES}/*"
+    folders = " ".join(f"{folder}/*" for folder in (MOUNT, DATA, NOTES))
+    look = f"pgrep -fa '[s]leep {DAEMON}'; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
     return [
         f"{node}: {line}"
-        for node in site.nodes
+        for node in nodes or site.nodes
         for line in site.run(f"{look}; true", user="root", on=node).stdout.splitlines()
     ]
 
 
-def test_a_job_that_asks(shared_site: Site) -> None:
-    site = shared_site
-    job = site.sbatch("echo $STAGE_SHARED; ls $STAGE_SHARED; srun pgrep -c -f '[s]leep'", TWO, WISH)
-    state = job.wait()
-    print(job.output())
-    site.await_epilogs()
-    print(site.run("cat /nvme/calls", on="n3").stdout, left(site))
-    print(site.logs(60))
-    assert 0
+def runs(site: Site, *options: str, script: str = "exit 0") -> Job:
+    """Return a job that asks for it, and runs until `goes`."""
+    wait = "date >> begun; until [ -e go ]; do sleep 0.1; done"
+    site.run("rm -f go begun")
+    job = site.sbatch(f"{wait}; {script}", TWO, WISH, *options)
+    wait_until(lambda: begun(site) == 1, HANGS)
+    for node in ("n1", "n3"):
+        here = left(site, node)
+        assert {f"{node}: {folder}/{job.id}" for folder in (MOUNT, DATA, NOTES)} <= {*here}
+        assert sum(DAEMON in line for line in here) == 2
+    return job
+
+
+def begun(site: Site) -> int:
+    """Return how often the job's script has begun."""
+    return len(site.run("cat begun; true").stdout.splitlines())
+
+
+def goes(site: Site) -> None:
+    """Let the job's script end."""
+    site.run("touch go")
+
+
+def ends(site: Site, job: Job) -> None:
+    goes(site)
+    assert job.wait().state == "COMPLETED"
+
+
+def fails(site: Site, job: Job) -> None:
+    goes(site)
+    assert job.wait().exit_code == "3:0"
+
+
+def is_cancelled(_: Site, job: Job) -> None:
+    job.cancel()
+    assert job.wait().state == "CANCELLED"
+
+
+def slurmd_restarts(site: Site, job: Job) -> None:
+    before = left(site)
+    site.restart_slurmd("n3")
+    assert left(site) == before
+    ends(site, job)
+
+
+@pytest.mark.parametrize(
+    ("end", "shared_site"),
+    [
+        (ends, "user"),
+        (fails, "user"),
+        (is_cancelled, "user"),
+        (slurmd_restarts, "user"),
+    ],
+    indirect=["shared_site"],
+)
+def test_nothing_outlives_a_job(shared_site: Site, end: Callable[[Site, Job], None]) -> None:
+    script = "exit 3" if end is fails else "exit 0"
+    job = runs(shared_site, script=script)
+    end(shared_site, job)
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+def test_only_jobs_that_ask_get_one(shared_site: Site) -> None:
+    job = shared_site.sbatch("srun true; echo ${STAGE_SHARED-none}", TWO)
+    assert (job.wait().state, job.output()) == ("COMPLETED", "none\n")
+    assert not shared_site.path("n1", "/nvme/calls").exists()
+    job = shared_site.sbatch("echo $STAGE_SHARED", TWO, WISH)
+    assert job.wait().state == "COMPLETED"
+    assert job.output().endswith(f"\n{MOUNT}/{job.id}\n")
+    shared_site.await_epilogs()
+    for node in ("n1", "n3"):
+        calls = shared_site.path(node, "/nvme/calls").read_text().splitlines()
+        assert [call.split()[:4] for call in calls] == [
+            [action, job.id, "n1", "n3"] for action in ("start", "stop")
+        ]
+
+
+def test_a_start_that_fails_half_way_is_told_and_undone(shared_site: Site) -> None:
+    shared_site.shared("fails").touch()
+    job = shared_site.sbatch("echo started", TWO, WISH)
+    assert job.wait().state == "FAILED"
+    assert re.search(
+        r"^stage: n.* the filesystem of the job's disks did not start: no disk answers;",
+        job.output(),
+    )
+    assert "\nstarted" not in job.output()
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+def test_two_jobs_on_the_same_nodes_do_not_meet(shared_site: Site) -> None:
+    first = runs(shared_site)
+    before = {*left(shared_site)}
+    second = shared_site.sbatch("true", TWO, WISH)
+    assert second.wait().state == "COMPLETED"
+    shared_site.await_epilogs()
+    assert {*left(shared_site)} == before
+    ends(shared_site, first)
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["user"], indirect=True)
+def test_what_does_not_go_is_removed_after_a_later_job(shared_site: Site) -> None:
+    job = runs(shared_site)
+    stuck = f"{DATA}/{job.id}/stuck"
+    mount = f"mkdir {stuck} {stuck}2; touch {stuck}/file; mount -t tmpfs none {stuck}2"
+    shared_site.run(mount, user="root", on="n3")
+    ends(shared_site, job)
+    wait_until(lambda: len(left(shared_site)) == 2, HANGS)
+    assert left(shared_site) == [f"n3: {DATA}/{job.id}", f"n3: {NOTES}/{job.id}"]
+    shared_site.run(f"rm -r {stuck}", user="root", on="n3")
+    shared_site.sbatch("true", TWO, WISH).wait()
+    wait_until(lambda: left(shared_site) == [], HANGS)
