@@ -375,7 +375,7 @@ def _begun(number: int) -> str:
 
 
 def _remove(path: str, uid: int | None = None) -> None:
-    """Unmount what is mounted at ``path``, in a folder of root's, or beneath; remove it as the owner.
+    """Unmount what is mounted at ``path``, in root's folder, or beneath; remove it as the owner.
 
     Raise OSError for what stays.
     """
