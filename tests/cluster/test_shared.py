@@ -6,14 +6,13 @@ The attacks are tried for real, by bob against alice; none succeeds.
 from __future__ import annotations
 
 import re
-import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import USERS
-from tests.cluster.mid_transfer import SLOW, receives, slow_source
+from tests.cluster.mid_transfer import BEHIND, SLOW, receives, slow_source
 from tests.cluster.site import STAGECTL, wait_until
 
 if TYPE_CHECKING:
@@ -64,6 +63,14 @@ def using(site: Site, nodes: str) -> Iterator[Job]:
     site.await_epilogs()
 
 
+@contextmanager
+def _seen(site: Site, node: str) -> Iterator[None]:
+    """Have another node see the slow source."""
+    site.run(["/shared/slow_folder", BEHIND, SLOW, "0"], user="root", on=node)
+    yield
+    site.run(["umount", "--lazy", SLOW], user="root", on=node)
+
+
 def facts(site: Site) -> tuple[int, int]:
     there = site.path("login", DST).stat()
     return there.st_ino, there.st_mtime_ns
@@ -71,12 +78,116 @@ def facts(site: Site) -> tuple[int, int]:
 
 def test_it_is_written_once_for_all_nodes_and_jobs(site: Site) -> None:
     ended(stage(site, "n[1-2]", f"--stage={Y}:{ROOT}/y"))  # makes alice's cache
-    dry = site.run(
-        ["srun", "-Q", "-wn[1-2]", "--stage-dry-run", WISH, "true"], check=False
-    )
-    assert f" once for n[1-2] (2 nodes) (absent)" in dry.stdout + dry.stderr
+    dry = ended(site.sbatch(f"{STAGECTL} plan {X}:{DST}", "-wn[1-2]"))
+    assert "x: 2.9 MiB would move from /shared/x once for n[1-2] (2 nodes) (absent)" in dry
     said = ended(stage(site, "n[1-2]"))
-    assert re.search(r"x: 2\.9 MiB from /shared/x once for n\[1-2\] ", said)
+    assert "x: 2.9 MiB from /shared/x once for n[1-2] (2 nodes) in " in said
     first = facts(site)
     assert "current on n[3-4] (2 nodes), nothing moved" in ended(stage(site, "n[3-4]"))
     assert facts(site) == first
+    table = ended(site.sbatch(f"{STAGECTL} status", "-wn[1-4]"))
+    rows = [line.split()[:2] for line in table.splitlines()]
+    assert ["shared", DST] in rows
+    assert sum(DST in line for line in table.splitlines()) == 1
+
+
+def test_what_a_job_uses_stays_until_it_ends(site: Site) -> None:
+    other = f"--stage={Y}:{DST}"
+    with using(site, "n[1-2]") as job:
+        before = facts(site)
+        refused = stage(site, "n[3-4]", other)
+        assert refused.wait().exit_code == "9:0"
+        assert f"job {job.id}" in refused.output()
+        kept = site.run([STAGECTL, "evict", DST], on="n4", check=False)
+        assert (kept.returncode, f"{DST} is used by job {job.id};" in kept.stderr) == (9, True)
+        assert facts(site) == before
+    ended(stage(site, "n[3-4]", other))
+    assert facts(site) != before
+
+
+def test_the_list_of_a_job_whose_node_died_keeps_nothing(site: Site) -> None:
+    ended(stage(site, "n[1-2]"))
+    site.run(f"printf '{DST}\\0' >{CACHE}/999999.uses")
+    ended(stage(site, "n[3-4]", f"--stage={Y}:{DST}"))
+    assert not site.path("login", f"{CACHE}/999999.uses").exists()
+
+
+def test_two_jobs_on_other_nodes_write_it_once(site: Site) -> None:
+    with slow_source(site, 3 << 20), _seen(site, "n3"):
+        wish = f"--stage={SLOW}/data:{DST}"
+        first = stage(site, "n[1-2]", wish)
+        wait_until(lambda: receives(site, "n1", f"{CACHE}/partial"))
+        second = site.sbatch("true", "-wn[3-4]", wish)
+        second.wait_for(lambda _: "waiting for" in second.output())
+        assert " once for n[1-2] (2 nodes) in " in ended(first)
+        written = facts(site)
+        ended(second)
+        assert facts(site) == written
+
+
+# Attacks
+
+
+def attack(site: Site, command: str, on: str = "n3") -> None:
+    """Try ``command`` as bob. The kernel must refuse it."""
+    done = site.run(command, user="bob", on=on, check=False)
+    assert done.returncode != 0, command
+    assert re.search("denied|not permitted", done.stderr), done.stderr
+
+
+def test_another_user_reaches_nothing_of_a_cache_that_all_nodes_see(site: Site) -> None:
+    ended(stage(site, "n[1-2]"))
+    for command in (
+        f"touch {CACHE}/partial/0123",  # the probe's name
+        f"flock -n {CACHE}/partial true",  # its lock
+        f"flock -n {CACHE}/lock true",
+        f"readlink -v {CACHE}/secret",
+        f"printf '{DST}\\0' >{CACHE}/17.uses",
+        f"cat {CACHE}/lock",
+        f"mv {CACHE} {ROOT}/taken",
+        f"mkdir {RECORDS}/{USERS['bob']}.new",
+        f"ln -s /tmp {RECORDS}/new",
+        f"rm {DST}",
+        f"mv {ROOT}/y {DST}; mv {Y} {DST}",
+    ):
+        attack(site, command)
+
+
+def test_locks_that_another_user_holds_on_all_nodes_stop_no_stage(site: Site) -> None:
+    ended(stage(site, "n[1-2]", f"--stage={Y}:{ROOT}/y"))
+    hold = f"exec 3<{ROOT} 4<{RECORDS}; flock 3; flock 4; echo held; sleep 600"
+    locks = site.popen(hold, user="bob", on="n3")
+    try:
+        assert locks.stdout
+        assert locks.stdout.readline() == "held\n"
+        assert " once for n[1-2] " in ended(stage(site, "n[1-2]"))
+    finally:
+        locks.kill()
+        locks.wait()
+
+
+@pytest.mark.parametrize("make", [f"ln -s {ROOT}/trap {RECORDS}", f"touch {RECORDS}"])
+def test_records_that_another_user_made_first_are_not_used(site: Site, make: str) -> None:
+    site.run(f"mkdir -p -m 777 {ROOT}/trap/{USERS['alice']}; {make}", user="bob")
+    job = stage(site, "n[1-2]")
+    assert job.wait().exit_code == "6:0"
+    assert "tell the administrator" in job.output()
+    assert not site.path("login", DST).exists()
+    assert [*site.path("login", f"{ROOT}/trap/{USERS['alice']}").iterdir()] == []
+
+
+def test_the_uses_of_another_user_keep_nothing_of_ones_own(site: Site) -> None:
+    """Bob's list, in his own cache, names alice's copy."""
+    own = f"{RECORDS}/{USERS['bob']}"
+    ended(stage(site, "n[1-2]"))
+    assert site.sbatch("true", "-wn[1-2]", f"--stage={Y}:{ROOT}/b", user="bob").wait().state
+    forge = (
+        f"printf '{DST}\\0' >{own}/999997.uses; truncate -s 1T {own}/999998.uses; "
+        f"mkfifo {own}/999999.uses"
+    )
+    site.run(forge, user="bob")
+    evict = site.run([STAGECTL, "evict", DST], on="n4")
+    assert f"{DST}: evicted" in evict.stdout
+    # Nor do they stop bob's own stage.
+    job = site.sbatch("true", "-wn[1-2]", f"--stage={Y}:{ROOT}/b", user="bob")
+    assert job.wait().exit_code == "0:0"

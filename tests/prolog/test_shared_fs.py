@@ -93,7 +93,9 @@ class Job:
             "STAGE_MOUNT": str(self.mount(node)),
         }
         return subprocess.Popen(
-            node.command("env", "-i", *(f"{k}={v}" for k, v in told.items()), "/mnt/moosefs", action),
+            node.command(
+                "env", "-i", *(f"{k}={v}" for k, v in told.items()), "/mnt/moosefs", action
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
