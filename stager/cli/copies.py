@@ -75,6 +75,8 @@ def run_action(
     rules = where.rules()
     scope = where.scope(rules)
     command = make(rules.roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
+    if not _is_dry(command):
+        command = replace(command, turn=os.urandom(8).hex())
     answers = scope.ask(command, rules, os.environ)
     results, problems = read_answers(answers, NodeResult)
     hints = {path: _hint(text) for path, text in typed.items()}

@@ -146,6 +146,8 @@ class OfCopies(Where):
     """Do something with the copies at ``destinations``, or of sources that the store has."""
 
     destinations: tuple[str, ...] = ()
+    #: What nobody can guess, by which each cache that several nodes see is left to the first.
+    turn: str = ""
 
     #: The name of the command of `stagectl`.
     verb: ClassVar[str]
@@ -501,7 +503,10 @@ class _Node:
         self._command = command
         self._stack = stack
         self._locks: dict[Cache, Locks] = {}
-        self.own, self._of_site = _caches(command, disk)
+        own, self._of_site = _caches(command, disk)
+        self.own = [cache for cache in own if not command.turn or cache.take_turn(command.turn)]
+        #: Those that another node sees, too, and does it to.
+        self._left = [cache for cache in own if cache not in self.own]
         self.result = NodeResult()
 
     @contextmanager
@@ -517,8 +522,8 @@ class _Node:
             self.result.refused.append(Refused(known.code, known.message))
 
     def find(self, name: str) -> list[tuple[Cache, Record]]:
-        """Return what `copies_of` does. Raise UsageError or PolicyRefusal."""
-        found = copies_of((*self.own, *self._of_site), name)
+        """Return what `copies_of` does, of what is not left to another node. Raise UsageError or PolicyRefusal."""
+        found = copies_of((*self.own, *self._left, *self._of_site), name)
         verb = self._command.verb
         for cache, _ in found:
             if cache in self._of_site and verb != Verify.verb:
@@ -529,7 +534,7 @@ class _Node:
                 )
         if not found:
             raise _AbsentError(name, self._command)
-        return found
+        return [one for one in found if one[0] not in self._left]
 
     def locks(self, cache: Cache) -> Locks:
         """Return the locks of a cache, of which each has one place in a process."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from stager.base.codec import NUMBER, TEXT, Codec, list_of, record_of, row_of, tuple_of
 from stager.base.errors import DestinationError, SourceError, StageError, UsageError
+from stager.base.mounts import is_network, mount_of
 from stager.base.options import Lifetime, Mode, Share, Via
 from stager.base.telemetry import Kind, doing
 from stager.base.text import listed
-from stager.base.mounts import is_network, mount_of
 from stager.fs.files import OPEN_FOLDER, WRITABLE, copy_mode, opened
 from stager.rank.agree import together
 from stager.rank.sharing import find_shared

@@ -67,6 +67,8 @@ _MOST_RECORDS = 100_000
 #: The folders for the records of copies, and the tables of folders; for those of folders that are
 #: about to be published; and of those that are about to be changed in place, with what is new.
 _PUBLISHED, _ANNOUNCED, _UPDATES = "records", "announced", "updates"
+#: How the file with the last turn is opened.
+_TURN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Bytes of a table: a million files take some 200 MiB.
 _TABLE_LIMIT = 1 << 32
 
@@ -121,6 +123,18 @@ class Cache:
     def secret(self) -> str:
         """The link that leads to the cache's secret (`stager.store.locks`)."""
         return f"{self.folder}/secret"
+
+    def take_turn(self, turn: str) -> bool:
+        """Return whether nobody called this with that ``turn`` before, on whatever node.
+
+        If that cannot be noted, as on a full disk, nobody did.
+        """
+        with suppress(OSError), opened(f"{self.folder}/turn", _TURN) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            if os.pread(file, len(turn), 0) == turn.encode():
+                return False
+            write_all(file, turn.encode(), 0)
+        return True
 
     def path_of(self, destination: str) -> str:
         """Return where this process sees the copy."""

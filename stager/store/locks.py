@@ -90,6 +90,8 @@ class Locks:
         A job of an array has its other name, too, as squeue shows it: ``job 17 (16_1)``.
         """
         pid = self._look(destination)[-1]
+        if not pid or self._is_elsewhere(pid):
+            return "another job"
         # The process belongs to this user, who may read its environment.
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             text = file.read().decode("ascii", "replace")
@@ -97,7 +99,25 @@ class Locks:
             job, array, task = (variables.get(f"SLURM_{name}_ID") for name in _JOB_NAMES)
             if job:
                 return f"job {job} ({array}_{task})" if array and task else f"job {job}"
-        return f"process {pid}" if pid else "another job"
+        return f"process {pid}"
+
+    def _is_elsewhere(self, pid: int) -> bool:
+        """Return whether the process of this number here has not opened the file of the locks.
+
+        On a filesystem that several nodes see, the number is that of a process on any of them.
+        """
+        end = f"/{self._cache.uid}/{os.path.basename(self._path)}"
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except PermissionError:
+            return False
+        except OSError:
+            return True
+        for name in names:
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{name}").endswith(end):
+                    return False
+        return True
 
     def close(self) -> None:
         """Release all locks. What was announced and not published is removed, if possible."""

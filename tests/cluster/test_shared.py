@@ -191,3 +191,13 @@ def test_the_uses_of_another_user_keep_nothing_of_ones_own(site: Site) -> None:
     # Nor do they stop bob's own stage.
     job = site.sbatch("true", "-wn[1-2]", f"--stage={Y}:{ROOT}/b", user="bob")
     assert job.wait().exit_code == "0:0"
+
+
+def test_a_command_on_all_nodes_acts_once(site: Site) -> None:
+    ended(stage(site, "n[1-2]"))
+    for command, done in (("verify", "verified"), ("pin", "pinned"), ("unpin", "unpinned")):
+        said = ended(site.sbatch(f"{STAGECTL} {command} {DST}", "-wn[1-4]"))
+        assert re.fullmatch(rf"stage: {DST}: {done} on n\d( \(.*\))?\n", said), said
+    said = ended(site.sbatch(f"{STAGECTL} evict {DST}", "-wn[1-4]"))
+    assert re.fullmatch(rf"stage: {DST}: evicted on n\d( \(.*\))?\n", said), said
+    assert not site.path("login", DST).exists()
