@@ -522,7 +522,10 @@ class _Node:
             self.result.refused.append(Refused(known.code, known.message))
 
     def find(self, name: str) -> list[tuple[Cache, Record]]:
-        """Return what `copies_of` does, of what is not left to another node. Raise UsageError or PolicyRefusal."""
+        """Return what `copies_of` does, without what is left to another node.
+
+        Raise UsageError or PolicyRefusal.
+        """
         found = copies_of((*self.own, *self._left, *self._of_site), name)
         verb = self._command.verb
         for cache, _ in found:
