@@ -75,6 +75,7 @@ AZURITE_DAY = 2026-11-01
 MPICH = mpich==5.0.2
 SCRIPTS = .ci/run packaging/install packaging/slurm-stage packaging/deb/build packaging/rpm/build \
 	prolog/job_epilog prolog/job_prolog prolog/task_prolog prolog/stage-importer \
+	slurm-config/shared-fs/moosefs slurm-config/shared-fs/beeond \
 	tests/cluster/majors tests/cluster/namespaces.sh tests/packaging/site.sh \
 	$(wildcard packaging/deb/debian/*.pre* packaging/deb/debian/*.post*)
 
@@ -88,11 +89,11 @@ demo: .venv/.done
 help:
 	@sed -n 's/^#   make /make /p' Makefile
 
-test: .venv/.done packages build/azurite/.done build/mpich/.done
+test: .venv/.done packages build/azurite/.done build/mpich/.done build/moosefs/.done
 	.venv/bin/python -m pytest $(PARALLEL) -m 'not nightly$(if $(ROOT),, and not root)'
 	$(if $(ROOT),,@echo 'The tests on the real cluster need root and were not run.' >&2; exit 1)
 
-nightly: .venv/.done packages build/azurite/.done build/mpich/.done
+nightly: .venv/.done packages build/azurite/.done build/mpich/.done build/moosefs/.done
 	.venv/bin/python -m pytest $(PARALLEL) -m nightly
 
 # The servers' packages take long to install, and the tests that run by default need none. With other
@@ -226,6 +227,13 @@ ifneq ($(ROOT),)
 		--before $(AZURITE_DAY) --prefix build/azurite $(AZURITE)
 	@touch $@
 endif
+
+# The programs alone: installed, the packages would start their services.
+build/moosefs/.done: Makefile | packages
+	@rm -rf build/moosefs && mkdir -p build/moosefs
+	@cd build/moosefs && apt-get -qq -o APT::Sandbox::User=root download moosefs-master moosefs-chunkserver moosefs-client && \
+		for deb in *.deb; do dpkg-deb -x "$$deb" . && rm "$$deb"; done
+	@touch $@
 
 build/mpich/.done: Makefile | .venv/.done
 	@$(PYTHON) -m venv --clear build/mpich

@@ -140,8 +140,10 @@ stage-importer
 stagectl
 
 /usr/lib/slurm-stage/libexec:
+beeond
 job_epilog
 job_prolog
+moosefs
 task_prolog
 --stage=SRC:DST
 slurm-stage: /etc/slurm/plugstack.conf.d/00-slurm-stage.conf names \
