@@ -231,8 +231,9 @@ endif
 # The programs alone: installed, the packages would start their services.
 build/moosefs/.done: Makefile | packages
 	@rm -rf build/moosefs && mkdir -p build/moosefs
-	@cd build/moosefs && apt-get -qq -o APT::Sandbox::User=root download moosefs-master moosefs-chunkserver moosefs-client && \
-		for deb in *.deb; do dpkg-deb -x "$$deb" . && rm "$$deb"; done
+	@cd build/moosefs && for name in master chunkserver client; do \
+		apt-get -qq -o APT::Sandbox::User=root download moosefs-$$name && \
+		dpkg-deb -x moosefs-$${name}_*.deb . && rm moosefs-$${name}_*.deb || exit; done
 	@touch $@
 
 build/mpich/.done: Makefile | .venv/.done
