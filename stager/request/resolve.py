@@ -34,6 +34,8 @@ def build_request(
     """Return the request to stage ``items`` by the site's policy, for one node as yet."""
     limits = policy.cache
     mount = policy.shared_mount
+    # A trial of the nodes without a source makes its bytes itself.
+    staged = items if bench else tuple(item for item in items if item.source)
     shared = (mount,) if any(item.root == mount for item in items) else ()
     space = Space(
         keep_free=limits.keep_free, user_limit=limits.user_limit,
@@ -43,9 +45,9 @@ def build_request(
         unpacked_size=limits.unpacked_size, unpacked_members=limits.unpacked_members,
     )  # fmt: skip
     return StageRequest(
-        items=tuple(item for item in items if item.source), nodes=1,
+        items=staged, nodes=1,
         shared_mount="".join(shared),
-        scratch=tuple(item.destination for item in items if not item.source),
+        scratch=tuple(item.destination for item in items if item not in staged),
         work=work, bench=bench, waiting=waiting,
         lock_timeout=policy.lock_timeout, stall_timeout=policy.transfer.stall_timeout,
         shared_owner=policy.shared_owner, transfer=_settings(policy.transfer), space=space,
