@@ -74,7 +74,7 @@ def run_action(
     typed = {_in_records(name): name for name in destinations}
     rules = where.rules()
     scope = where.scope(rules)
-    command = make(rules.roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
+    command = make(rules.copy_roots, rules.shared_roots, rules.shared_owner, user, tuple(typed))
     if not _is_dry(command):
         command = replace(command, turn=os.urandom(8).hex())
     answers = scope.ask(command, rules, os.environ)
@@ -352,7 +352,7 @@ def _does_first_task(destinations: Iterable[str], where: NodeOptions) -> bool:
     if where.is_given or not job.is_later_task(os.environ):
         return False
     names = [*map(_in_records, destinations)]
-    caches = [*caches_in(where.rules().roots, os.getuid())]
+    caches = [*caches_in(where.rules().copy_roots, os.getuid())]
     last_work = time.monotonic()
     with ExitStack() as stack:
         locks = [stack.enter_context(closing(Locks(cache))) for cache in caches]

@@ -95,9 +95,10 @@ class NodeOptions:
 
         simulated, environment = self.local_root is not None, dict(os.environ)
         rules = load_here(self.config, environment, simulated=simulated)
-        if not (self.job_id and (rules.private_roots or rules.absent_roots)):
+        of_job = rules.private_roots or rules.absent_roots or rules.shared_fs.driver
+        if not (self.job_id and of_job):
             return rules
-        from stager.launch import job  # few sites have such roots
+        from stager.launch import job  # few sites have these
 
         job.describe(self.job_id, environment, rules.launch.srun)
         return load_here(self.config, environment, simulated=simulated)

@@ -27,6 +27,7 @@ from stager.cli.tables import (
     missing,
     room_lines,
     rows,
+    shared_lines,
     silent_lines,
     table,
     total_line,
@@ -113,9 +114,11 @@ def show_status(
 
 
 def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
+    number = scope.other_job or (scope.context.job if scope.context else 0)
+    number = number or int(os.environ.get("SLURM_JOB_ID", "0"))
     command = Status(
         rules.roots, rules.shared_roots, rules.shared_owner, user,
-        everyone=by == "user" and user is None,
+        everyone=by == "user" and user is None, job=number, driver=rules.shared_fs.driver,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus)
@@ -123,8 +126,6 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     if command.everyone and os.getuid() == 0:  # others see their own
         name = "anybody"
     is_outside = scope.is_here_alone and not os.environ.keys() & _IN_JOB
-    number = scope.other_job or (scope.context.job if scope.context else 0)
-    number = number or int(os.environ.get("SLURM_JOB_ID", "0"))
     return _Found(by, rules, answers, known, problems, scope.whole_job, name, is_outside, number)
 
 
@@ -175,6 +176,7 @@ class _Found:
             elsewhere = "; ask other nodes by -w NODES, or in a job" if self.is_outside else ""
             yield f"stage: nothing is staged for {self.user} beneath {where} on {nodes}{elsewhere}"
         yield from room_lines(self.known)
+        yield from shared_lines(self.known)
         if self.rules.job_roots and self.job:
             yield f"{', '.join(self.rules.job_roots)}: as seen in job {self.job}"
         elif self.rules.absent_roots:

@@ -156,10 +156,23 @@ def _is_there(entry: Entry) -> bool:
     return entry.state != "missing"
 
 
+def _there(nodes: Mapping[str, NodeStatus]) -> dict[str, list[Entry]]:
+    """Return the copies that each node has, those in the job's filesystem by one node alone."""
+    told: set[str] = set()
+    found: dict[str, list[Entry]] = {}
+    for node, one in nodes.items():
+        mount = f"{one.shared.mount}/" if one.shared else "//"
+        found[node] = [
+            entry for entry in one.entries if _is_there(entry) and entry.destination not in told
+        ]
+        told |= {one.destination for one in found[node] if one.destination.startswith(mount)}
+    return found
+
+
 def user_rows(nodes: Mapping[str, NodeStatus], name_of: Callable[[int], str]) -> list[Row]:
     """Return one row a user for USER_HEADERS. What is gone does not count."""
     found: list[Row] = []
-    there = {node: [*filter(_is_there, one.entries)] for node, one in nodes.items()}
+    there = _there(nodes)
     for user in sorted({entry.user for entries in there.values() for entry in entries}):
         theirs = {
             node: [entry for entry in entries if entry.user == user]
@@ -192,7 +205,7 @@ def _counts(entries: Iterable[Entry]) -> tuple[int, int]:
 
 def total_line(nodes: Mapping[str, NodeStatus]) -> str:
     """Return the numbers of files, folders and copies that are there, and their bytes in all."""
-    every = [entry for one in nodes.values() for entry in filter(_is_there, one.entries)]
+    every = [entry for some in _there(nodes).values() for entry in some]
     files, folders = _counts(every)
     counts = [files_text(files)] if files or not folders else []
     counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []
@@ -212,6 +225,20 @@ def room_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
         f"{bytes_range([room.size for room in by_node.values()])} on {fold(list(by_node))}"
         for root, by_node in rooms.items()
     ]
+
+
+def shared_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:
+    """Return how the filesystem of a job's disks stands, and its driver's lines, by nodes."""
+    remarks: dict[str, list[str]] = {}
+    for node, one in nodes.items():
+        if room := one.shared:
+            text = room.problem or (
+                f"{bytes_text(room.free)} free of {bytes_text(room.size)}, made of the disks of "
+                f"{room.nodes} node{'' if room.nodes == 1 else 's'}"
+            )
+            for line in (f"{room.mount}: {text}", *room.lines):
+                remarks.setdefault(line, []).append(node)
+    return [printable(f"{line} ({fold(names)})") for line, names in remarks.items()]
 
 
 def unread_lines(nodes: Mapping[str, NodeStatus]) -> list[str]:

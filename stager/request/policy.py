@@ -614,6 +614,11 @@ class Policy(_Section):
         return self._shared_mount
 
     @property
+    def copy_roots(self) -> tuple[str, ...]:
+        """``roots``, and ``shared_mount``: a user's copies are beneath these."""
+        return (*self.roots, *filter(None, [self.shared_mount]))
+
+    @property
     def hints(self) -> dict[str, str]:
         """How to ask for those of ``roots`` that a job must ask for."""
         return {place.path: place.hint for place in self.places if place.hint}

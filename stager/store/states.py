@@ -89,6 +89,20 @@ class DiskRoom(NamedTuple):
     size: int
 
 
+class SharedRoom(NamedTuple):
+    """The filesystem of a job's disks, as one node sees it; bytes that are free, and all bytes."""
+
+    mount: str
+    #: How many nodes it is made of.
+    nodes: int
+    free: int
+    size: int
+    #: Why it cannot be used on this node, empty if it can.
+    problem: str
+    #: What its driver says of its part here.
+    lines: list[str]
+
+
 class Unread(NamedTuple):
     """The file of a record, or the ``folder`` of all records, that cannot be read, and why not."""
 
@@ -107,6 +121,8 @@ class NodeStatus:
     unread: list[Unread] = field(default_factory=list)
     #: The uids of users whose copies are not known, as their own process did not answer.
     silent: list[int] = field(default_factory=list)
+    #: That of the job whose nodes are asked.
+    shared: SharedRoom | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for users' programs."""
@@ -115,6 +131,7 @@ class NodeStatus:
             "roots": [room._asdict() for room in self.rooms],
             "unreadable": [one._asdict() for one in self.unread],
             "silent": self.silent,
+            "shared": self.shared._asdict() if self.shared else None,
         }
 
 
@@ -130,23 +147,25 @@ def node_status(
     *,
     everyone: bool = False,
     user: int | None = None,
+    shared: SharedRoom | None = None,
 ) -> NodeStatus:
     """Return what the node whose disk is seen at ``disk`` holds for this user and for all users.
 
     What is for all users was staged by the ``shared_owner``. For root, ``everyone`` adds what it
-    holds for each other user, and ``user`` is the one whose copies are shown instead.
+    holds for each other user, and ``user`` is the one whose copies are shown instead. Copies in
+    the filesystem ``shared`` of the job are among them.
     """
-    status = NodeStatus()
-    places = [(root, 0) for root in roots] + [(root, shared_owner) for root in shared_roots]
+    status = NodeStatus(shared=shared)
+    mount = [shared.mount] if shared and not shared.problem else []
+    own = [*roots, *mount]
+    places = [(root, 0) for root in own] + [(root, shared_owner) for root in shared_roots]
     sources: _Sources = {}
     for root, owner in places:
         with suppress(OSError):
             if stranger_at(f"{disk}{root}" or "/"):
                 continue
-            room = os.statvfs(f"{disk}{root}" or "/")
-            free, left = room.f_bavail * room.f_frsize, room_in_memory(f"{disk}{root}" or "/")
-            free = free if left is None else min(free, left)
-            status.rooms.append(DiskRoom(root or "/", free, room.f_blocks * room.f_frsize))
+            if root not in mount:
+                status.rooms.append(_room(disk, root))
         if user is not None:
             continue
         if owner and os.getuid() == 0:
@@ -156,15 +175,19 @@ def node_status(
             jobs = _jobs_using(cache)
             _add(status, _read_cache(cache, jobs, sources))
     if everyone and os.getuid() == 0:
-        _add_others(status, disk, [root for root, owner in places if not owner])
-    if user is not None:
-        deadline = time.monotonic() + _ONE_LIMIT
-        _add_from(status, user, disk, [root for root, owner in places if not owner], _ONE_LIMIT)
-        shared = [root for root, owner in places if owner == user]
-        if shared and not status.silent:
-            _add_from(status, user, disk, shared, deadline - time.monotonic(), shared=True)
+        _add_others(status, disk, own)
+    elif user is not None:
+        _add_of(status, user, disk, own, [root for root, owner in places if owner == user])
     status.entries.sort(key=lambda entry: (entry.destination, entry.user))
     return status
+
+
+def _room(disk: str, root: str) -> DiskRoom:
+    path = f"{disk}{root}" or "/"
+    room, left = os.statvfs(path), room_in_memory(path)
+    free = room.f_bavail * room.f_frsize
+    free = free if left is None else min(free, left)
+    return DiskRoom(root or "/", free, room.f_blocks * room.f_frsize)
 
 
 def copies_of(caches: Iterable[Cache], name: str) -> list[tuple[Cache, Record]]:
@@ -186,6 +209,16 @@ def copies_of(caches: Iterable[Cache], name: str) -> list[tuple[Cache, Record]]:
 def _add(status: NodeStatus, found: NodeStatus) -> None:
     status.entries.extend(found.entries)
     status.unread.extend(found.unread)
+
+
+def _add_of(
+    status: NodeStatus, user: int, disk: str, own: Sequence[str], of_site: Sequence[str]
+) -> None:
+    """Add what one user has, and has staged for all users."""
+    deadline = time.monotonic() + _ONE_LIMIT
+    _add_from(status, user, disk, own, _ONE_LIMIT)
+    if of_site and not status.silent:
+        _add_from(status, user, disk, of_site, deadline - time.monotonic(), shared=True)
 
 
 def _add_others(status: NodeStatus, disk: str, roots: Sequence[str]) -> None:

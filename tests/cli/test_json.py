@@ -17,7 +17,7 @@ from stager.cli.main import COMMANDS
 from stager.doctor.finding import Verdict
 from stager.node.agent import NodeResult
 from stager.node.user_folders import Prepared
-from stager.store.states import DiskRoom, Entry, Unread
+from stager.store.states import DiskRoom, Entry, SharedRoom, Unread
 from tests.support.desk import call
 from tests.support.schema import faults, schema
 
@@ -33,7 +33,7 @@ _OUTCOME = {key: kind for key, kind in get_type_hints(Outcome).items() if key !=
 _STAGED = (_VERSION, _OUTCOME, {"code": int, "launcher?": str})
 _OF_COPIES = (_VERSION, {"nodes": [_NODE, NodeResult], "dry_run": bool, "code": int})
 _STATUS = {"state": str, "entries": [Entry], "roots": [DiskRoom], "unreadable": [Unread],
-           "silent": [int]}  # fmt: skip
+           "silent": [int], "shared": SharedRoom}  # fmt: skip
 _FINDING = {"name": str, "state": Verdict, "nodes": [str], "text": str, "remedy": str}
 _SITE: dict[str, Any] = {
     "config": str, "roots": [str], "destinations": [str], "variables": dict[str, str],

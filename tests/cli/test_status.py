@@ -70,6 +70,7 @@ def test_status_as_json_has_the_entries_of_each_node(staged: tuple[Desk, Ran]) -
     assert list(printed) == ["version", "nodes", "missing"]
     for number, node in enumerate(printed["nodes"], 1):
         keys = ["node", "state", "problem", "entries", "roots", "unreadable", "silent"]
+        keys += ["shared"]
         assert list(node) == keys
         assert (node["node"], node["problem"], node["unreadable"]) == (f"node{number}", "", [])
         [entry] = node["entries"]

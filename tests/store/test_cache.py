@@ -414,7 +414,7 @@ def test_names_can_be_made_while_a_long_sweep_removes_a_tree(
     first = _started(cache.sweep)
     try:
         assert removing.wait(timeout=10)
-        made = _started(lambda: make_partial_folder(folder)[1].close())
+        made = _started(lambda: [make_partial_folder(folder)[1].close()] and None)
         made.join(timeout=10)
         assert not made.is_alive()
         # Another sweep leaves the tree to the first, but takes what that has not seen.

@@ -516,6 +516,7 @@ def test_a_status_travels_and_has_a_json_for_programs() -> None:
         "roots": [{"root": "/nvme", "free": 1, "size": 2}],
         "unreadable": [{"path": "/p", "why": "why", "folder": False}],
         "silent": [1001],
+        "shared": None,
     }
 
 
