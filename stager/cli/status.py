@@ -118,7 +118,7 @@ def _ask(scope: Scope, rules: Policy, by: str, user: int | None) -> _Found:
     number = number or int(os.environ.get("SLURM_JOB_ID", "0"))
     command = Status(
         rules.roots, rules.shared_roots, rules.shared_owner, user,
-        everyone=by == "user" and user is None, job=number, driver=rules.shared_fs.driver,
+        everyone=by == "user" and user is None, job=number,
     )  # fmt: skip
     answers = scope.ask(command, rules, os.environ)
     known, problems = read_answers(answers, NodeStatus)

@@ -156,23 +156,10 @@ def _is_there(entry: Entry) -> bool:
     return entry.state != "missing"
 
 
-def _there(nodes: Mapping[str, NodeStatus]) -> dict[str, list[Entry]]:
-    """Return the copies that each node has, those in the job's filesystem by one node alone."""
-    told: set[str] = set()
-    found: dict[str, list[Entry]] = {}
-    for node, one in nodes.items():
-        mount = f"{one.shared.mount}/" if one.shared else "//"
-        found[node] = [
-            entry for entry in one.entries if _is_there(entry) and entry.destination not in told
-        ]
-        told |= {one.destination for one in found[node] if one.destination.startswith(mount)}
-    return found
-
-
 def user_rows(nodes: Mapping[str, NodeStatus], name_of: Callable[[int], str]) -> list[Row]:
     """Return one row a user for USER_HEADERS. What is gone does not count."""
     found: list[Row] = []
-    there = _there(nodes)
+    there = {node: [*filter(_is_there, one.entries)] for node, one in nodes.items()}
     for user in sorted({entry.user for entries in there.values() for entry in entries}):
         theirs = {
             node: [entry for entry in entries if entry.user == user]
@@ -205,7 +192,7 @@ def _counts(entries: Iterable[Entry]) -> tuple[int, int]:
 
 def total_line(nodes: Mapping[str, NodeStatus]) -> str:
     """Return the numbers of files, folders and copies that are there, and their bytes in all."""
-    every = [entry for some in _there(nodes).values() for entry in some]
+    every = [entry for one in nodes.values() for entry in filter(_is_there, one.entries)]
     files, folders = _counts(every)
     counts = [files_text(files)] if files or not folders else []
     counts += [f"{folders} folder{'' if folders == 1 else 's'}"] if folders else []

@@ -29,6 +29,7 @@ from stager.base.errors import (
     StageError,
     UsageError,
 )
+from stager.base.shared_note import SharedNote
 from stager.base.text import bytes_text
 from stager.base.users import name_or_uid
 from stager.fs.files import as_stage_error
@@ -131,18 +132,18 @@ class Status(Where):
     """Tell what is staged; for root, with ``everyone`` that of all users."""
 
     everyone: bool = False
-    #: The job whose filesystem of its disks is told of, 0 for none, and the site's driver for it.
+    #: The job whose filesystem of its disks is told of, 0 for none.
     job: int = 0
-    driver: str = ""
 
     def carry_out(self, disk: str) -> NodeStatus:
         """Return what the node holds. Raise PolicyRefusal."""
         if self.user is not None:
             check_may_ask(self.user)
-        shared = shared_room(self.job, self.driver) if self.job and not disk else None
+        note = SharedNote.read(self.job) if self.job and not disk else None
         return node_status(
             disk, self.roots, self.shared_roots, self.shared_owner,
-            everyone=self.everyone, user=self.user, shared=shared,
+            everyone=self.everyone, user=self.user,
+            shared=shared_room(note) if note else None,
         )  # fmt: skip
 
 

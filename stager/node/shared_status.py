@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from stager.base.child import LateAnswerError, answer, answer_as
-from stager.base.shared_note import SharedNote
 from stager.node.as_user import groups_of
 from stager.store.states import SharedRoom
+
+if TYPE_CHECKING:
+    from stager.base.shared_note import SharedNote
 
 #: Seconds for the driver, and for the filesystem to tell its size.
 _LIMIT = 2.0
@@ -18,14 +21,13 @@ _LINES, _TEXT = 20, 300
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def shared_room(job: int, driver: str) -> SharedRoom | None:
-    """Return how it stands, None if the job has none here, or if it is another user's.
+def shared_room(note: SharedNote) -> SharedRoom | None:
+    """Return how it stands by its note, None if it is another user's.
 
-    The ``driver`` is asked as the job's user alone: root starts nothing that could stay as a
-    user's process outside of a job. Raise OSError if the note cannot be read.
+    The driver is asked as the job's user alone: root starts nothing that could stay as a user's
+    process outside of a job.
     """
-    note = SharedNote.read(job)
-    if note is None or os.getuid() not in (0, int(note.environment["STAGE_UID"])):
+    if os.getuid() not in (0, int(note.environment["STAGE_UID"])):
         return None
     mount = note.environment.get("STAGE_MOUNT", "")
     nodes = len(note.environment.get("STAGE_NODES", "").split())
@@ -36,7 +38,7 @@ def shared_room(job: int, driver: str) -> SharedRoom | None:
         free, size = _room(mount, int(note.environment["STAGE_UID"]))
     except (OSError, ValueError):
         problem = f"{mount} does not answer"
-    lines = [] if os.getuid() == 0 else _ask(driver, note.environment)
+    lines = [] if os.getuid() == 0 else _ask(note.driver, note.environment)
     return SharedRoom(mount, nodes, free, size, problem, lines)
 
 
