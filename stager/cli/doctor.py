@@ -87,6 +87,7 @@ def doctor(where: NodeOptions, as_json: bool) -> int:
         computes=bool(job.node_states(here, rules.launch.srun)),
         scripts=tuple(own_scripts(site.slurm)), environment=dict(rules.launch.environment),
         textfile=rules.metrics.textfile, store=rules.store,
+        shared_driver=rules.shared_fs.driver, shared_folder=rules.shared_fs.folder,
         # One without a pattern has another meaning outside of the job.
         job_roots=(*rules.job_roots, *(root for root in rules.absent_roots if "%" in root)),
     )  # fmt: skip

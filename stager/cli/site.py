@@ -26,7 +26,7 @@ _SHARES = {"none": "not allowed", "group": "group", "all": "group, all"}
 #: What of stage.toml concerns users, as pydantic takes it.
 _FOR_USERS: dict[str, Any] = {
     "lock_timeout": True, "allow_share": True, "cache": True,
-    "shared": True, "launch": {"tolerate", "tolerate_limit"},
+    "shared": True, "shared_fs": {"mount"}, "launch": {"tolerate", "tolerate_limit"},
     "source": {"allow", "endpoints", "insecure_registries", "limit"},
 }  # fmt: skip
 
@@ -117,6 +117,8 @@ def _lines(rules: Policy) -> Iterator[tuple[str, str]]:
     if rules.job_roots:
         yield "of one job", f"{', '.join(rules.job_roots)}: the copies there go with the job"
         yield from _store_lines(rules)
+    if rules.shared_fs.mount:
+        yield "shared:/PATH", "a DST in a filesystem made of the disks of your job's nodes"
     if rules.shared_roots:
         folders = ", ".join(rules.shared_roots)
         yield "for all users", f"{folders}: only the account {rules.shared.owner} stages there"

@@ -318,6 +318,25 @@ def metrics(node: NodeFacts, _: Examined) -> Iterator[Finding]:
         yield ok("metrics", f"metrics.textfile: only root can write in {folder.path}")
 
 
+def shared_fs(node: NodeFacts, _: Examined) -> Iterator[Finding]:
+    """The driver for filesystems of jobs' disks is a program, and there is a folder for them."""
+    if not node.shared_fs:
+        return
+    driver, folder = node.shared_fs
+    if driver.owner < 0 or not (stat.S_ISREG(driver.mode) and driver.mode & 0o111):
+        text = f"the driver {driver.path} is missing, or no program"
+        remedy = "install it, or correct driver in stage.toml"
+        yield seen_or_problem("shared_fs", driver, text, remedy)
+    elif folder.owner < 0 or not stat.S_ISDIR(folder.mode):
+        text = f"the folder {folder.path} is missing"
+        yield seen_or_problem("shared_fs", folder, text, "make it on the node's disk, root's, 0755")
+    else:
+        yield ok("shared_fs", f"{driver.path} has a folder for the jobs' data: {folder.path}")
+    if driver.path.endswith("/moosefs"):
+        text = "MooseFS trusts its network: who has a process on a job's nodes reaches its files"
+        yield note("shared_fs", text, "see SECURITY.md")
+
+
 def trusted(node: NodeFacts, examined: Examined) -> Iterator[Finding]:
     """Only root, and Slurm's own user, can write what root runs or reads."""
     slurm_user = re.search(r"\((\d+)\)", examined.site.slurm.get("SlurmUser", ""))
@@ -467,7 +486,7 @@ def _worth(link: Link) -> tuple[bool, int, bool]:
 #: The rules, in the order in which they are told, and those of them that are for all machines.
 NODE_RULES = (
     sysctls, no_jobs, roots, open_folders, destinations, store, disks, records, shared_roots,
-    metrics, trusted, prefix, run_folder, plugins, connections, fuse, library, network, astray,
-    excluded,
+    metrics, shared_fs, trusted, prefix, run_folder, plugins, connections, fuse, library, network,
+    astray, excluded,
 )  # fmt: skip
 FOR_ALL = frozenset({sysctls, no_jobs, trusted, prefix, plugins, connections, fuse})

@@ -384,6 +384,9 @@ class Facts:
     #: The store, and the folders of jobs for which it keeps copies, as patterns outside of a job.
     store: str = ""
     job_roots: tuple[str, ...] = ()
+    #: The driver and the folder for filesystems of jobs' disks.
+    shared_driver: str = ""
+    shared_folder: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
     def carry_out(self, disk: str) -> NodeFacts:

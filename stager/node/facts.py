@@ -203,6 +203,8 @@ class NodeFacts:
     #: The folder of metrics.textfile; None if stage.toml names no file.
     metrics: Place | None = None
     store: StoreFacts | None = None
+    #: The driver and the folder of [shared_fs].
+    shared_fs: list[Place] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ def node_facts(asked: Facts) -> NodeFacts:
     roots, plugstack = asked.roots, asked.plugstack
     plugins = list(_plugin_lines(plugstack))
     peers = f"{sys.prefix}/{paths.PEERS_LIBRARY}"
+    programs = (*asked.scripts, *filter(None, [asked.shared_driver]))
     library, library_fault = mpi_library(asked.environment) if asked.computes else ("", "")
     return NodeFacts(
         computes=asked.computes,
@@ -254,7 +257,7 @@ def node_facts(asked: Facts) -> NodeFacts:
         open_folders=[
             one for root in roots for one in islice(_open_folders(root or "/"), _MOST_OPEN)
         ],
-        trusted=[place(path) for path in _trusted(asked.config, plugstack, plugins, asked.scripts)],
+        trusted=[place(path) for path in _trusted(asked.config, plugstack, plugins, programs)],
         run=place(paths.RUN_FOLDER),
         jobs=place(paths.JOBS_FOLDER),
         plugins=plugins,
@@ -286,6 +289,7 @@ def node_facts(asked: Facts) -> NodeFacts:
         peers_closed=_closed_at(peers, stat.S_IROTH),
         metrics=place(os.path.dirname(asked.textfile)) if asked.textfile else None,
         store=_store(asked.store, asked.job_roots) if asked.store else None,
+        shared_fs=[place(one) for one in (asked.shared_driver, asked.shared_folder) if one],
     )
 
 
@@ -360,11 +364,11 @@ def _open_folders(root: str) -> Iterator[Place]:
 
 
 def _trusted(
-    config: str, plugstack: str, plugins: Iterable[PluginLine], scripts: Iterable[str]
+    config: str, plugstack: str, plugins: Iterable[PluginLine], programs: Iterable[str]
 ) -> list[str]:
     """Return the paths that only root may write, and the folders above them, each once."""
     package = str(Path(__file__).parents[1])
-    files = [config, *_plugstack_files(plugstack), *scripts, *map(os.path.realpath, scripts)]
+    files = [config, *_plugstack_files(plugstack), *programs, *map(os.path.realpath, programs)]
     files += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
     files += [package, f"{package}/__main__.py"]
     files += [line.plugin for line in plugins if os.path.isabs(line.plugin)]

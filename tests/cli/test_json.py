@@ -42,6 +42,7 @@ _SITE: dict[str, Any] = {
               "store": str, "size": int | str,
               "unpacked_size": int, "unpacked_members": int},
     "shared": {"roots": [str], "owner": str | None},
+    "shared_fs": {"mount": str},
     "launch": {"tolerate": str, "tolerate_limit": str},
     "source": {"allow": [str], "endpoints": [str], "insecure_registries": [str], "limit": int},
 }  # fmt: skip

@@ -40,12 +40,17 @@ allow = ["s3://", "docker://registry.site.org/"]
 endpoints = ["https://minio.site.org:9000"]
 insecure_registries = ["registry:5000"]
 limit = "5GiB/s"
+[shared_fs]
+driver = "/usr/libexec/moosefs"
+folder = "/nvme"
+mount = "/mnt/stage"
 [shared]
 owner = "games"
 roots = ["/nvme/shared"]
 """
 SAID = """\
 DST beneath    /nvme/users, /scratch
+shared:/PATH   a DST in a filesystem made of the disks of your job's nodes
 for all users  /nvme/shared: only the account games stages there
 SRC            files and folders that the nodes can read
 URLs           those that begin with s3://, docker://registry.site.org/
@@ -116,6 +121,7 @@ def test_json_has_the_keys_and_bytes_of_the_file(tmp_path: Path) -> None:
             "insecure_registries": ["registry:5000"],
         },
         "shared": {"owner": "games", "roots": ["/nvme/shared"]},
+        "shared_fs": {"mount": "/mnt/stage"},
         "launch": {"tolerate": "1%", "tolerate_limit": "4"},
     }
 

@@ -311,6 +311,43 @@ def test_only_root_can_write_where_the_file_for_metrics_is(
     assert news(metrics=folder, computes=False) == news(computes=False)
 
 
+_DRIVER = Place("/usr/libexec/moosefs", 0, stat.S_IFREG | 0o755)
+_NETWORK = (
+    NOTE,
+    "MooseFS trusts its network: who has a process on a job's nodes reaches its files: "
+    "see SECURITY.md",
+)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (
+            (_DRIVER, Place("/d", 0, FOLDER)),
+            [(OK, f"{_DRIVER.path} has a folder for the jobs' data: /d"), _NETWORK],
+        ),
+        (
+            (replace(_DRIVER, path="/own", mode=stat.S_IFREG | 0o644), Place("/d", 0, FOLDER)),
+            [(
+                PROBLEM,
+                "the driver /own is missing, or no program: install it, or correct driver in "
+                "stage.toml",
+            )],
+        ),
+        (
+            (replace(_DRIVER, path="/own"), Place("/d", ABSENT, 0)),
+            [(PROBLEM, "the folder /d is missing: make it on the node's disk, root's, 0755")],
+        ),
+    ],
+    ids=["moosefs", "no program", "no folder"],
+)  # fmt: skip
+def test_what_makes_filesystems_of_the_disks_of_jobs_is_there(
+    places: tuple[Place, Place], expected: list[tuple[Verdict, str]]
+) -> None:
+    assert news(shared_fs=[*places]) == expected
+    assert news(shared_fs=[*places], computes=False) == news(computes=False)
+
+
 def test_files_for_all_need_a_folder_in_which_their_account_can_write() -> None:
     text = "/nvme/all belongs to root, so nobody cannot stage there: chown nobody /nvme/all"
     assert news(shared_roots=[Place("/nvme/all", 0, FOLDER)]) == [(PROBLEM, text)]

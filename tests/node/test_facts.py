@@ -65,6 +65,8 @@ def facts(tmp_path: Path, plugstack: str = "") -> NodeFacts:
             plugstack,
             scripts=(f"{tmp_path}/job_prolog",),
             textfile=f"{tmp_path}/none/stage.prom",
+            shared_driver=f"{tmp_path}/driver",
+            shared_folder=str(tmp_path),
         )
     )
 
@@ -81,7 +83,9 @@ def test_the_facts_are_those_of_this_machine(tmp_path: Path) -> None:
     assert len(seen.code) == 64
     assert seen.destinations == [Place(f"{tmp_path}/for-users", ABSENT, 0)]
     assert seen.shared_roots == [Place(f"{tmp_path}/all", ABSENT, 0)]
-    assert {f"{tmp_path}/stage.toml", f"{tmp_path}/job_prolog", "/", sys.prefix} <= {
+    assert seen.shared_fs == [Place(f"{tmp_path}/driver", ABSENT, 0), *seen.roots]
+    wanted = {f"{tmp_path}/stage.toml", f"{tmp_path}/driver"}
+    assert wanted | {f"{tmp_path}/job_prolog", "/", sys.prefix} <= {
         one.path for one in seen.trusted
     }
     with open("/proc/sys/fs/protected_symlinks") as file:

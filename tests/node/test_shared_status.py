@@ -11,7 +11,7 @@ from stager.base.shared_note import FAILED, READY, SharedNote
 from stager.cli.tables import shared_lines
 from stager.node.shared_status import shared_room
 from stager.store.cache import open_cache
-from stager.store.states import NodeStatus, node_status
+from stager.store.states import NodeStatus, SharedRoom, node_status
 from tests.support.trees import stage_folder
 from tests.support.users import USER, as_user, ordinary_home, within
 
@@ -59,10 +59,10 @@ def test_a_driver_that_hangs_is_not_waited_for(mount: Path) -> None:
 
 def test_a_filesystem_that_did_not_start_tells_why(mount: Path) -> None:
     told = shared_room(note_of(mount, "echo not asked", f"{FAILED}no port"))
-    assert told == (str(mount), 2, 0, 0, "no port", [])
-    assert told is not None
+    assert told == SharedRoom(str(mount), 2, 0, 0, "no port", [])
     assert node_status("", [], [], shared=told).entries == []
-    lines = shared_lines({"n1": NodeStatus(shared=told), "n2": NodeStatus(shared=told)})
+    status = NodeStatus(shared=told)
+    lines = shared_lines({"n1": status, "n2": status})
     assert lines == [f"{mount}: no port (n[1-2])"]
 
 
