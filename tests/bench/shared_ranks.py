@@ -1,0 +1,129 @@
+"""Ranks that fill a disk which all see, by this project and by commands of the shell, in turn.
+
+``mpiexec -n N python -m tests.bench.shared_ranks PLAN`` prints a JSON line for each run. All ranks
+run a command, each with its ``RANK`` of ``RANKS``, or the first alone. Each run is timed until all
+ranks are done, and once more until the disk has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from stager.source.endpoints import RemoteSettings
+from stager.wire.layout import Settings
+from tests.support.world import World, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds between two looks of a rank that waits, so that it takes nothing from the others.
+_PATIENCE = 0.005
+#: Bytes of a sector in what the kernel counts.
+_SECTOR = 512
+
+
+def cpu() -> float:
+    """Return the seconds that this process, and those that it waited for, had of the processors."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def written(disk: Path) -> int:
+    """Return the bytes that the device of ``disk`` was ever given to write; 0 if it has none."""
+    number = disk.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    return int(device.read_text().split()[6]) * _SECTOR if device.exists() else 0
+
+
+class Nodes(World):
+    """Ranks that have one disk, or a mount each of one filesystem."""
+
+    def __init__(self, comm: MPI.Intracomm, folder: Path, disks: list[str]) -> None:
+        super().__init__(comm, folder, "copy", is_shared=True)
+        self.disk = Path(disks[comm.rank % len(disks)])
+        self.node = replace(self.node, disk=str(self.disk))
+        self.copy = self.disk / "nvme/copy"
+        self.phases: dict[str, float] = {}
+
+    def meet(self) -> None:
+        """Wait for all ranks."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(_PATIENCE)
+
+    def stage(self, source: str, options: dict[str, Any]) -> None:
+        """Stage from ``source``, and note the seconds of each phase."""
+        outcome = self.run(
+            items=self.items(source=source, **options),
+            transfer=Settings(), remote=RemoteSettings(allow_http=True),
+        )  # fmt: skip
+        assert not outcome.failures, messages(outcome)
+        self.phases = {name: round(value, 3) for name, value in outcome.phases.items()}
+
+    def shell(self, line: str, *, alone: bool) -> None:
+        """Run a command on each rank, or on the first ``alone``."""
+        if alone and self.comm.rank:
+            return
+        own = {"RANK": f"{self.comm.rank}", "RANKS": f"{self.comm.size}", "COPY": f"{self.copy}"}
+        subprocess.run(["bash", "-eo", "pipefail", "-c", line], env=os.environ | own, check=True)
+
+    def forget(self) -> None:
+        """Remove the copy, and what is known of it. Collective."""
+        if not self.comm.rank:
+            shutil.rmtree(self.disk / "nvme", ignore_errors=True)
+            (self.disk / "nvme").mkdir()
+            os.sync()
+        self.meet()
+
+    def measure(self, act: Callable[[], None]) -> dict[str, float]:
+        """Return the seconds, the processors' seconds, and the bytes written. Collective."""
+        self.meet()
+        wrote, used, begun = written(self.disk), cpu(), time.monotonic()
+        act()
+        self.meet()
+        seconds = time.monotonic() - begun
+        if not self.comm.rank:
+            subprocess.run(["sync", "-f", self.disk], check=True)
+        self.meet()
+        return {
+            "seconds": seconds,
+            "synced": time.monotonic() - begun,
+            "cpu": self.comm.allreduce(cpu() - used),
+            "written": written(self.disk) - wrote,
+        }
+
+
+def main() -> None:
+    """Run what the plan says."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    nodes = Nodes(MPI.COMM_WORLD, Path(plan["folder"]), plan["disks"])
+    for number in range(plan["rounds"] + 1):  # round 0 warms up
+        for name, way in plan["ways"].items():
+            nodes.forget()
+
+            def act(way: dict[str, Any] = way) -> None:
+                if "source" in way:
+                    nodes.stage(way["source"], way["options"])
+                else:
+                    nodes.shell(way["line"], alone=way["alone"])
+
+            result = {"round": number, "way": name} | nodes.measure(act)
+            if "source" in way:
+                result["phases"] = nodes.phases
+            if not nodes.comm.rank:
+                print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
