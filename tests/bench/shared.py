@@ -40,11 +40,11 @@ def shell(line: str, *, alone: bool = False) -> dict[str, object]:
 
 def run_ranks(
     folder: Path, disks: list[str], ways: dict[str, dict[str, object]], *, ranks: int, rounds: int,
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None, log: str = "",
 ) -> Results:  # fmt: skip
     """Return the results of all runs except the warm-up."""
     plan = folder / "plan.json"
-    content = {"folder": str(folder), "disks": disks, "ways": ways, "rounds": rounds}
+    content = {"folder": str(folder), "disks": disks, "ways": ways, "rounds": rounds, "log": log}
     plan.write_text(json.dumps(content))
     mpi = {
         "OMPI_MCA_mpi_yield_when_idle": "1",  # as in this project's ranks
@@ -65,7 +65,7 @@ def run_ranks(
 def table(results: Results, title: str) -> Table:
     """Return a table of medians. Ratios are within a round, so that the machine's drift cancels."""
     shown = Table(title=title, title_justify="left")
-    for header in ("way", "seconds", "ours / it", "synced", "ours / it", "processors", "written"):
+    for header in ("way", "seconds", "ours / it", "synced", "ours / it", "processors", "written", "asked"):
         shown.add_column(header, justify="left" if header == "way" else "right")
     by_way: dict[str, Results] = {}
     for result in results:
@@ -81,6 +81,7 @@ def table(results: Results, title: str) -> Table:
             ]
         cells.append(f"{statistics.median(one['cpu'] for one in runs):.2f} s")
         cells.append(f"{statistics.median(one['written'] for one in runs) / 1e6:.1f} MB")
+        cells.append(f"{statistics.median(one['asked'] for one in runs):.0f}")
         shown.add_row(*cells)
     return shown
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -44,6 +45,11 @@ def written(disk: Path) -> int:
     number = disk.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
     return int(device.read_text().split()[6]) * _SECTOR if device.exists() else 0
+
+
+def asked(log: str) -> int:
+    """Return how many requests for an object's data the store's ``log`` has."""
+    return len(re.findall(r'"GET \S+\.gz\S* HTTP/1.1" 20[06] ', Path(log).read_text())) if log else 0
 
 
 class Nodes(World):
@@ -86,8 +92,9 @@ class Nodes(World):
             os.sync()
         self.meet()
 
-    def measure(self, act: Callable[[], None]) -> dict[str, float]:
-        """Return the seconds, the processors' seconds, and the bytes written. Collective."""
+    def measure(self, act: Callable[[], None], log: str) -> dict[str, float]:
+        """Return seconds, the processors' seconds, bytes written, and requests. Collective."""
+        requests = asked(log)
         self.meet()
         wrote, used, begun = written(self.disk), cpu(), time.monotonic()
         act()
@@ -101,6 +108,7 @@ class Nodes(World):
             "synced": time.monotonic() - begun,
             "cpu": self.comm.allreduce(cpu() - used),
             "written": written(self.disk) - wrote,
+            "asked": asked(log) - requests,
         }
 
 
@@ -114,11 +122,11 @@ def main() -> None:
 
             def act(way: dict[str, Any] = way) -> None:
                 if "source" in way:
-                    nodes.stage(way["source"], way["options"])
+                    nodes.stage(way["source"], {key: tuple(one) for key, one in way["options"].items()})
                 else:
                     nodes.shell(way["line"], alone=way["alone"])
 
-            result = {"round": number, "way": name} | nodes.measure(act)
+            result = {"round": number, "way": name} | nodes.measure(act, plan["log"])
             if "source" in way:
                 result["phases"] = nodes.phases
             if not nodes.comm.rank:

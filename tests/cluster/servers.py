@@ -63,9 +63,9 @@ openssl x509 -req -days 2 -in cert.csr -CA ca.pem -CAkey ca.key -CAcreateserial 
 """
 
 #: Azurite, where the Makefile installs it.
-_AZURITE = REPOSITORY / "build/azurite/node_modules/azurite/dist/src/blob/main.js"
+AZURITE = REPOSITORY / "build/azurite/node_modules/azurite/dist/src/blob/main.js"
 #: Makes a container; the library of the ranks cannot. As Azure's Shared Key demands it.
-_MAKE_CONTAINER = """
+MAKE_CONTAINER = """
 import base64, hashlib, hmac, os, urllib.request
 from email.utils import formatdate
 account, endpoint, container = {account!r}, {endpoint!r}, {container!r}
@@ -226,7 +226,7 @@ class Azurite:
     def make_container(self) -> None:
         """Make the container."""
         names = {"account": self.account, "endpoint": self.endpoint, "container": self.container}
-        self._run(_MAKE_CONTAINER.format(**names))
+        self._run(MAKE_CONTAINER.format(**names))
 
     def _run(self, program: str) -> None:
         self._site.run([PYTHON, "-c", program], env=self.environment)
@@ -241,7 +241,7 @@ class Azurite:
 def azurite(site: Site, key: str) -> Iterator[Azurite]:
     """Start a server of Azure's blobs on the login machine, whose account has this ``key``."""
     server = Azurite(site, key)
-    line = f"exec node {_AZURITE} --inMemoryPersistence --blobHost 0.0.0.0 --blobPort {BLOB_PORT}"
+    line = f"exec node {AZURITE} --inMemoryPersistence --blobHost 0.0.0.0 --blobPort {BLOB_PORT}"
     accounts = {"AZURITE_ACCOUNTS": f"{server.account}:{key}"}
     argv = ["sh", "-c", f"{line} >/shared/{server.log.name} 2>&1"]
     with running(site, argv, BLOB_PORT, environment=accounts):
