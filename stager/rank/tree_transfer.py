@@ -133,8 +133,11 @@ class TreeSender(Sender):
     def _open(self) -> TreeReader:
         task, stream = self.task, self._folder.stream
         if task.plan.from_source:
-            item = task.item
-            return open_tree(item.source, task.source, stream, task.remote, item.selection)
+            item, plan = task.item, task.plan
+            return open_tree(
+                item.source, task.source, stream, task.remote, item.selection,
+                is_only=plan.is_sharded or len(plan.senders) == 1,
+            )  # fmt: skip
         self._sent = Table.load(task.cache, task.cache.load(task.item.destination))
         # The files of a copy are sent as they were at the source, before they were relocated.
         originals = self._sent.originals if self._sent else {}

@@ -106,8 +106,13 @@ def open_tree(
     stream: Stream,
     settings: RemoteSettings,
     selection: Selection,
+    *,
+    is_only: bool = False,
 ) -> TreeReader:
-    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read."""
+    """Open a folder, whose ``stream`` is to be read. Each file is checked when it is read.
+
+    One that ``is_only`` reads the whole stream.
+    """
     if not Scheme.of(path).is_url:
         from stager.tree.stream import StreamReader
 
@@ -118,7 +123,9 @@ def open_tree(
     if Scheme.of(path) is Scheme.HF:
         from stager.source.hub import open_model
 
-        return open_model(path, source, stream, settings, as_cache=selection.as_cache)
+        return open_model(
+            path, source, stream, settings, as_cache=selection.as_cache, is_only=is_only
+        )
     from stager.source.prefix import open_prefix
 
-    return open_prefix(path, stream, settings)
+    return open_prefix(path, stream, settings, is_only=is_only)

@@ -352,14 +352,15 @@ def _list(
 
 
 def open_model(
-    url: str, source: Source, stream: Stream, settings: RemoteSettings, *, as_cache: bool = False
-) -> ObjectsReader:
+    url: str, source: Source, stream: Stream, settings: RemoteSettings, *,
+    as_cache: bool = False, is_only: bool = False,
+) -> ObjectsReader:  # fmt: skip
     """Return what reads a stream from the files of the commit that was looked at."""
     commit = source.facts.revision
     files: Objects = HubFiles(url, commit, settings)
     if as_cache:
         files = CacheFiles(files, stream.listing, commit)
-    return ObjectsReader(files, "", stream, settings.requests)
+    return ObjectsReader(files, "", stream, settings.requests, is_only=is_only)
 
 
 def laid_out_as_cache(

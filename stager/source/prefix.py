@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _FOLDER_MODE = 0o700
 #: Bytes of a name on the filesystems of Linux.
 _LONGEST_NAME = 255
+#: The most bytes of an object that is asked for once, although two reads take parts of it.
+_AT_ONCE = 8 << 20
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
@@ -198,28 +200,45 @@ class Objects(Protocol):
         """
 
 
-def open_prefix(url: str, stream: Stream, settings: RemoteSettings) -> ObjectsReader:
+def open_prefix(
+    url: str, stream: Stream, settings: RemoteSettings, *, is_only: bool = False
+) -> ObjectsReader:
     """Return what reads a stream from the objects beneath ``url``."""
     store = Store(url, settings)
-    return ObjectsReader(store, store.location.above, stream, settings.requests)
+    return ObjectsReader(store, store.location.above, stream, settings.requests, is_only=is_only)
+
+
+class _Shared:
+    """An object that is asked for once, of which several reads take a part each."""
+
+    def __init__(self, size: int) -> None:
+        self.lock = threading.Lock()
+        #: Its bytes once they are here, and how many of them nobody has taken.
+        self.data = bytearray()
+        self.missing = size
 
 
 class ObjectsReader:
     """Reads a stream from objects, whose paths are ``above`` and those of the stream's listing.
 
-    Several threads may read at once; ``requests`` are under way at once for each.
+    Several threads may read at once; ``requests`` are under way at once for each. One that
+    ``is_only`` reads the whole stream: it asks once for an object that is not large.
 
     ``bytes_read`` counts the bytes, and ``retries`` the requests that were repeated. Raise
     IntegrityError if an object is another version than the one listed, SourceError if one cannot be
     read.
     """
 
-    def __init__(self, objects: Objects, above: str, stream: Stream, requests: int) -> None:
+    def __init__(
+        self, objects: Objects, above: str, stream: Stream, requests: int, *, is_only: bool = False
+    ) -> None:
         self._objects = objects
         self._above = above
         self._stream = stream
         #: The versions of objects that are read in parts, with their ETags.
         self._versions: dict[int, Version] = {}
+        self._is_only = is_only
+        self._shared: dict[int, _Shared] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(requests)
         self.bytes_read = self.retries = 0
@@ -233,18 +252,41 @@ class ObjectsReader:
             pass
 
     def _read(self, buffer: memoryview, part: Part) -> None:
-        listing, row = self._stream.listing, part.row
+        target = buffer[part.start : part.start + part.length]
+        size = self._stream.listing.sizes[part.row]
+        if self._is_only and part.length < size <= _AT_ONCE:
+            self._take_part(target, part, size)
+        else:
+            self._fetch(part.row, target, part.offset)
+
+    def _take_part(self, target: memoryview, part: Part, size: int) -> None:
+        """Fill ``target`` with a part of an object that is asked for once."""
+        with self._lock:
+            one = self._shared.setdefault(part.row, _Shared(size))
+        with one.lock:
+            if not one.data:
+                data = bytearray(size)
+                self._fetch(part.row, memoryview(data), 0)
+                one.data = data
+            target[:] = memoryview(one.data)[part.offset : part.offset + part.length]
+            one.missing -= part.length
+            if not one.missing:
+                with self._lock:
+                    del self._shared[part.row]
+
+    def _fetch(self, row: int, target: memoryview, offset: int) -> None:
+        listing = self._stream.listing
         listed = Version(listing.sizes[row], listing.mtimes[row], listing.inodes[row])
         version, retries = self._objects.fetch(
             self._above + os.fsdecode(listing.source_path(row)),
             self._versions.get(row, listed),
-            buffer[part.start : part.start + part.length],
-            part.offset,
+            target,
+            offset,
         )
         with self._lock:
-            if part.length < listed.size:
+            if len(target) < listed.size:
                 self._versions[row] = version
-            self.bytes_read += part.length
+            self.bytes_read += len(target)
             self.retries += retries
 
     def close(self) -> None:

@@ -65,7 +65,16 @@ def run_ranks(
 def table(results: Results, title: str) -> Table:
     """Return a table of medians. Ratios are within a round, so that the machine's drift cancels."""
     shown = Table(title=title, title_justify="left")
-    for header in ("way", "seconds", "ours / it", "synced", "ours / it", "processors", "written", "asked"):
+    for header in (
+        "way",
+        "seconds",
+        "ours / it",
+        "synced",
+        "ours / it",
+        "processors",
+        "written",
+        "asked",
+    ):
         shown.add_column(header, justify="left" if header == "way" else "right")
     by_way: dict[str, Results] = {}
     for result in results:

@@ -49,7 +49,9 @@ def written(disk: Path) -> int:
 
 def asked(log: str) -> int:
     """Return how many requests for an object's data the store's ``log`` has."""
-    return len(re.findall(r'"GET \S+\.gz\S* HTTP/1.1" 20[06] ', Path(log).read_text())) if log else 0
+    return (
+        len(re.findall(r'"GET \S+\.gz\S* HTTP/1.1" 20[06] ', Path(log).read_text())) if log else 0
+    )
 
 
 class Nodes(World):
@@ -122,7 +124,9 @@ def main() -> None:
 
             def act(way: dict[str, Any] = way) -> None:
                 if "source" in way:
-                    nodes.stage(way["source"], {key: tuple(one) for key, one in way["options"].items()})
+                    nodes.stage(
+                        way["source"], {key: tuple(one) for key, one in way["options"].items()}
+                    )
                 else:
                     nodes.shell(way["line"], alone=way["alone"])
 

@@ -103,7 +103,7 @@ def ways(folder: Path) -> dict[str, dict[str, object]]:
     mine = 'awk "NR % $RANKS == $RANK"'
     of_urls, of_files = f"{mine} {urls}", f"ls {zipped}/*.gz | {mine}"
     many = f"xargs -P{_AT_ONCE} -n1 bash -eo pipefail -c"
-    name = 'n=${0##*/}; n=${n%%.gz*}'
+    name = "n=${0##*/}; n=${n%%.gz*}"
     return {
         f"{OURS}, from the store": stage(f"az://{ACCOUNT}/{CONTAINER}/{PREFIX}/", **decompress),
         "script: curl, gunzip": shell(

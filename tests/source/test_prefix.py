@@ -8,6 +8,7 @@ import re
 import urllib.parse
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from stager.source import remote
 from stager.source.description import EVERYTHING, Listings, Selection
 from stager.source.endpoints import RemoteSettings
 from stager.source.prefix import ObjectsReader, list_objects, look_at_prefix, open_prefix
-from stager.source.remote import ObjectReader, Version, look_at_object
+from stager.source.remote import ObjectReader, Store, Version, look_at_object
 from stager.source.retry import is_denied
 from stager.tree.listing import Kind
 from stager.tree.patterns import Patterns
@@ -97,14 +98,14 @@ def contents(bucket: Bucket) -> dict[bytes, bytes]:
     return {os.fsencode(name): one for name, one in data.items()}
 
 
-def opened() -> tuple[Stream, ObjectsReader]:
+def opened(*, is_only: bool = False) -> tuple[Stream, ObjectsReader]:
     """List all that lies beneath the folder, and open it to be read."""
     listings = Listings()
     look_at_prefix(URL, EVERYTHING, listings, SETTINGS)
     listing = listings.get(URL)
     assert listing
     stream = Stream(listing, b"\1" * len(listing))
-    return stream, open_prefix(URL, stream, SETTINGS)
+    return stream, open_prefix(URL, stream, SETTINGS, is_only=is_only)
 
 
 def test_what_lies_beneath_is_a_folder(contents: dict[bytes, bytes]) -> None:
@@ -168,6 +169,32 @@ def test_a_stream_is_read_from_objects(contents: dict[bytes, bytes], size: int) 
     whole = b"".join(contents[listing.paths[row]] for row in listing.rows(Kind.FILE))
     assert xxhash.xxh3_128_hexdigest(buffer) == xxhash.xxh3_128_hexdigest(whole)
     assert (reader.bytes_read, reader.retries) == (len(whole), 0)
+
+
+def test_the_only_reader_asks_once_for_each_object(
+    contents: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetch(store: Store, path: str, *rest: Any) -> tuple[Version, int]:
+        asked.append(path)
+        return real(store, path, *rest)
+
+    real = Store.fetch
+    monkeypatch.setattr(Store, "fetch", fetch)
+    stream, reader = opened(is_only=True)
+    buffer, size = memoryview(bytearray(stream.size)), 1 << 20
+
+    def read(at: int) -> None:
+        reader.read_into(buffer[at : at + size], at)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(0, stream.size, size)))
+    reader.close()
+    rows = list(stream.listing.rows(Kind.FILE))
+    assert buffer == b"".join(contents[stream.listing.paths[row]] for row in rows)
+    assert len(asked) == len(set(asked)) == sum(bool(stream.listing.sizes[row]) for row in rows)
+    assert reader.bytes_read == stream.size
 
 
 @pytest.mark.parametrize("part", [1_000, 3_000_000])
