@@ -61,7 +61,7 @@ def azurite(log: Path, port: int) -> Iterator[dict[str, str]]:
     key = base64.b64encode(os.urandom(32)).decode()
     endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
     given = {"AZURE_STORAGE_ACCOUNT_KEY": key, "AZURE_STORAGE_ENDPOINT": endpoint}
-    line = ["node", AZURITE, "--inMemoryPersistence", "--blobPort", f"{port}"]
+    line = ["node", f"{AZURITE}", "--inMemoryPersistence", "--blobPort", f"{port}"]
     with log.open("w") as output:
         server = subprocess.Popen(
             line, stdout=output, env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}
