@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.bench import OURS
+from tests.bench.moosefs import RIGHTS, Filesystem
 from tests.cluster.site import REPOSITORY
 from tests.support.disks import ext4
 
@@ -39,22 +40,28 @@ def shell(line: str, *, alone: bool = False) -> dict[str, object]:
 
 
 def run_ranks(
-    folder: Path, disks: list[str], ways: dict[str, dict[str, object]], *, ranks: int, rounds: int,
-    environment: dict[str, str] | None = None, log: str = "",
+    folder: Path, disk: Path | Filesystem, ways: dict[str, dict[str, object]], *, ranks: int,
+    rounds: int, environment: dict[str, str] | None = None, log: str = "",
 ) -> Results:  # fmt: skip
     """Return the results of all runs except the warm-up."""
+    made = Filesystem([str(disk)], [[]], [], []) if isinstance(disk, Path) else disk
+    content = {"folder": str(folder), "ways": ways, "rounds": rounds, "log": log}
     plan = folder / "plan.json"
-    content = {"folder": str(folder), "disks": disks, "ways": ways, "rounds": rounds, "log": log}
-    plan.write_text(json.dumps(content))
+    plan.write_text(json.dumps(made._asdict() | content))
     mpi = {
         "OMPI_MCA_mpi_yield_when_idle": "1",  # as in this project's ranks
+        "PYTHONPATH": f"{REPOSITORY}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     program = [sys.executable, "-m", "tests.bench.shared_ranks", str(plan)]
+    line = [*(RIGHTS if made.servers else ()), f"{Path(sys.executable).parent}/mpiexec"]
+    line.append("--oversubscribe")
+    for rank in range(ranks):
+        entered = made.entered[rank % len(made.entered)]
+        line += [*([":"] if rank else []), "-n", "1", *entered, *program]
     done = subprocess.run(
-        [Path(sys.executable).with_name("mpiexec"), "--oversubscribe", "-n", f"{ranks}", *program],
-        env=os.environ | mpi | (environment or {}), cwd=REPOSITORY, check=True,
+        line, env=os.environ | mpi | (environment or {}), cwd=REPOSITORY, check=True,
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     # The ranks print what they tell of their progress, too.
@@ -128,9 +135,7 @@ def main() -> int:
             (f"one file of {options.size} bytes", large),
         ):
             ways = {OURS: stage(source), CP: shell(f'{CP} {source} "$COPY"', alone=True)}
-            kept[title] = run_ranks(
-                folder, [str(disk)], ways, ranks=options.ranks, rounds=options.rounds
-            )
+            kept[title] = run_ranks(folder, disk, ways, ranks=options.ranks, rounds=options.rounds)
             Console().print(table(kept[title], f"{title}, {options.ranks} nodes"))
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(kept, indent=1))

@@ -40,11 +40,20 @@ def cpu() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def written(disk: Path) -> int:
-    """Return the bytes that the device of ``disk`` was ever given to write; 0 if it has none."""
+def cpu_of(pids: list[int]) -> float:
+    """Return the seconds that other processes had of the processors."""
+    fields = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def written(disk: Path, servers: list[int]) -> int:
+    """Return the bytes that the ``servers`` ever wrote, or that the device of ``disk`` was given."""
+    if servers:
+        texts = (Path(f"/proc/{pid}/io").read_text() for pid in servers)
+        return sum(int(text.split("\nwrite_bytes:")[1].split()[0]) for text in texts)
     number = disk.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
-    return int(device.read_text().split()[6]) * _SECTOR if device.exists() else 0
+    return int(device.read_text().split()[6]) * _SECTOR
 
 
 def asked(log: str) -> int:
@@ -93,12 +102,15 @@ class Nodes(World):
             (self.disk / "nvme").mkdir()
             os.sync()
         self.meet()
+        time.sleep(2)  # as long as mounts may remember what was there
 
-    def measure(self, act: Callable[[], None], log: str) -> dict[str, float]:
+    def measure(self, act: Callable[[], None], plan: dict[str, Any]) -> dict[str, float]:
         """Return seconds, the processors' seconds, bytes written, and requests. Collective."""
+        servers, others, log = plan["servers"], plan["others"], plan["log"]
         requests = asked(log)
         self.meet()
-        wrote, used, begun = written(self.disk), cpu(), time.monotonic()
+        wrote, used, begun = written(self.disk, servers), cpu(), time.monotonic()
+        of_others = cpu_of(servers + others)
         act()
         self.meet()
         seconds = time.monotonic() - begun
@@ -108,8 +120,8 @@ class Nodes(World):
         return {
             "seconds": seconds,
             "synced": time.monotonic() - begun,
-            "cpu": self.comm.allreduce(cpu() - used),
-            "written": written(self.disk) - wrote,
+            "cpu": self.comm.allreduce(cpu() - used) + cpu_of(servers + others) - of_others,
+            "written": written(self.disk, servers) - wrote,
             "asked": asked(log) - requests,
         }
 
@@ -130,7 +142,7 @@ def main() -> None:
                 else:
                     nodes.shell(way["line"], alone=way["alone"])
 
-            result = {"round": number, "way": name} | nodes.measure(act, plan["log"])
+            result = {"round": number, "way": name} | nodes.measure(act, plan)
             if "source" in way:
                 result["phases"] = nodes.phases
             if not nodes.comm.rank:

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import obstore
@@ -27,6 +28,7 @@ from obstore.store import AzureStore
 from rich.console import Console
 
 from tests.bench.bench import OURS
+from tests.bench.moosefs import Filesystem, moosefs
 from tests.bench.shared import run_ranks, shell, stage, table
 from tests.cluster.servers import AZURITE, MAKE_CONTAINER
 from tests.cluster.site import REPOSITORY
@@ -131,23 +133,32 @@ def main() -> int:
     parser.add_argument("--objects", type=int, default=512)
     parser.add_argument("--size", type=int, default=4_000_000, help="bytes of one, decompressed")
     parser.add_argument("--port", type=int, default=10123, help="of Azurite")
+    parser.add_argument("--moosefs", metavar="FOLDER", help="with the disks of MooseFS's nodes")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "shared_store.json")
     options = parser.parse_args()
     size = options.objects * options.size
-    with ext4(str(2 * size + (1 << 30))) as disk:
-        folder, log = disk.parent, disk.parent / "azurite.log"
+    with ExitStack() as stack:
+        disk: Path | Filesystem
+        if options.moosefs:
+            folder = Path(stack.enter_context(TemporaryDirectory(dir=options.moosefs)))
+        else:
+            disk = stack.enter_context(ext4(str(2 * size + (1 << 30))))
+            folder = disk.parent
         make_files(folder, options.objects, options.size)
-        with azurite(log, options.port) as given:
-            # In another process: one that has threads cannot leave its mounts.
-            arguments = folder / "zipped", given, folder / "urls"
-            putting = get_context("spawn").Process(target=put_all, args=arguments)
-            putting.start()
-            putting.join()
-            assert not putting.exitcode
-            found = run_ranks(
-                folder, [str(disk)], ways(folder), ranks=options.ranks, rounds=options.rounds,
-                environment=given, log=str(log),
-            )  # fmt: skip
+        log = folder / "azurite.log"
+        given = stack.enter_context(azurite(log, options.port))
+        # In another process: one that has threads cannot leave its mounts.
+        arguments = folder / "zipped", given, folder / "urls"
+        putting = get_context("spawn").Process(target=put_all, args=arguments)
+        putting.start()
+        putting.join()
+        assert not putting.exitcode
+        if options.moosefs:
+            disk = stack.enter_context(moosefs(folder, options.ranks))
+        found = run_ranks(
+            folder, disk, ways(folder), ranks=options.ranks, rounds=options.rounds,
+            environment=given, log=str(log),
+        )  # fmt: skip
         zipped = sum(one.stat().st_size for one in (folder / "zipped").iterdir())
     title = f"{options.objects} objects, {size} bytes, compressed {zipped}, {options.ranks} nodes"
     Console().print(table(found, title))

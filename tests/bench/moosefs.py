@@ -1,0 +1,81 @@
+"""MooseFS on simulated nodes, for benchmarks: machines of their own for networks and mounts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.prolog.test_shared_fs import DRIVERS, USER, Job, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: What a process of the filesystem's user keeps of root's rights: it enters the nodes.
+_KEPT = "+sys_admin,+sys_chroot,+sys_ptrace,+dac_override,+dac_read_search"
+RIGHTS = (
+    "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", f"--inh-caps={_KEPT}",
+    f"--ambient-caps={_KEPT}",
+)  # fmt: skip
+
+
+class Filesystem(NamedTuple):
+    """Of each node the mount, and the command that enters it; and the processes that serve."""
+
+    disks: list[str]
+    entered: list[list[str]]
+    servers: list[int]
+    others: list[int]
+
+
+def _plug(nodes: list[Node]) -> None:
+    """Connect the nodes; the first one has the bridge."""
+    script = "ip link add br0 type bridge; ip addr add 10.9.0.1/24 dev br0; ip link set br0 up\n"
+    for number, node in enumerate(nodes[1:], 2):
+        script += f"ip link add v{number} type veth peer name e netns {node.holder.pid}\n"
+        script += f"ip link set v{number} master br0 up\n"
+    inside = ["nsenter", "--net", "--target"]
+    subprocess.run([*inside, f"{nodes[0].holder.pid}", "sh", "-ec", script], check=True)
+    for number, node in enumerate(nodes[1:], 2):
+        line = f"ip addr add 10.9.0.{number}/24 dev e; ip link set e up"
+        subprocess.run([*inside, f"{node.holder.pid}", "sh", "-ec", line], check=True)
+
+
+def _pids(program: str, folder: Path) -> list[int]:
+    """Return the processes of a program that serve this filesystem's nodes."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"{program}.* /mnt/n[0-9]+/disk/{_number(folder)}/"],
+        check=False, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def _number(folder: Path) -> int:
+    return 1 + sum(folder.name.encode()) % 9000
+
+
+@contextmanager
+def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
+    """Make a filesystem of ``count`` nodes, whose disks are in ``folder``."""
+    shutil.copy(DRIVERS / "moosefs", folder)
+    folder.chmod(0o755)
+    names = [f"n{number}" for number in range(1, count + 1)]
+    hosts = [f"10.9.0.{number} {name}\n" for number, name in enumerate(names, 1)]
+    (folder / "hosts").write_text("".join(hosts))
+    with ExitStack() as stack:
+        nodes = []
+        for name in names:
+            nodes.append(Node(folder, name))
+            stack.callback(nodes[-1].close)
+        _plug(nodes)
+        job = Job(_number(folder), nodes)
+        stack.callback(job.do, "stop")
+        job.do("start")
+        yield Filesystem(
+            [str(job.mount(node)) for node in nodes],
+            [["nsenter", f"--mount=/proc/{node.holder.pid}/ns/mnt"] for node in nodes],
+            _pids("mfschunkserver", folder),
+            _pids("mfs(mount|master)", folder),
+        )
