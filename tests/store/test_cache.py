@@ -410,11 +410,15 @@ def test_names_can_be_made_while_a_long_sweep_removes_a_tree(
             may_end.wait()
         remove_tree(path)
 
+    def make_and_close() -> None:
+        _, lock = make_partial_folder(folder)
+        lock.close()
+
     monkeypatch.setattr("stager.store.cache.remove_tree", remove_slowly)
     first = _started(cache.sweep)
     try:
         assert removing.wait(timeout=10)
-        made = _started(lambda: [make_partial_folder(folder)[1].close()] and None)
+        made = _started(make_and_close)
         made.join(timeout=10)
         assert not made.is_alive()
         # Another sweep leaves the tree to the first, but takes what that has not seen.
