@@ -47,7 +47,7 @@ def cpu_of(pids: list[int]) -> float:
 
 
 def written(disk: Path, servers: list[int]) -> int:
-    """Return the bytes that the ``servers`` ever wrote, or that the device of ``disk`` was given."""
+    """Return the bytes that the ``servers`` ever wrote, or that ``disk``'s device was given."""
     if servers:
         texts = (Path(f"/proc/{pid}/io").read_text() for pid in servers)
         return sum(int(text.split("\nwrite_bytes:")[1].split()[0]) for text in texts)

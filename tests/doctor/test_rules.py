@@ -314,8 +314,10 @@ def test_only_root_can_write_where_the_file_for_metrics_is(
 _DRIVER = Place("/usr/libexec/moosefs", 0, stat.S_IFREG | 0o755)
 _NETWORK = (
     NOTE,
-    "MooseFS trusts its network: who has a process on a job's nodes reaches its files: "
-    "see SECURITY.md",
+    (
+        "MooseFS trusts its network: who has a process on a job's nodes reaches its files: "
+        "see SECURITY.md"
+    ),
 )
 
 
@@ -330,8 +332,10 @@ _NETWORK = (
             (replace(_DRIVER, path="/own", mode=stat.S_IFREG | 0o644), Place("/d", 0, FOLDER)),
             [(
                 PROBLEM,
-                "the driver /own is missing, or no program: install it, or correct driver in "
-                "stage.toml",
+                (
+                    "the driver /own is missing, or no program: install it, or correct driver in "
+                    "stage.toml"
+                ),
             )],
         ),
         (

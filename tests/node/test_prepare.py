@@ -189,7 +189,7 @@ def test_the_program_ends_with_2_where_it_is_called_wrongly(
         main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(
-        "usage: stager.node.prolog [-h] --config CONFIG [--job JOB] [uid]\n"
+        "usage: stager.node.prolog [-h] --config CONFIG [--job JOB]\n"
     )
 
 
