@@ -56,10 +56,12 @@ def _by_identity(
 def _by_trial(context: Context, open_caches: Callable[[], Mapping[str, Cache]]) -> frozenset[str]:
     name = context.channel.fresh_key().hex()
     caches: dict[str, Cache] = {}
+    # None is opened while another node's file has no lock yet: that would remove the file, as not
+    # all filesystems have the locks of folders count on other nodes.
+    together(context, lambda: caches.update(open_caches()))
     with ExitStack() as stack:
 
         def try_to_make() -> list[str]:
-            caches.update(open_caches())
             if context.comm.size == 1:
                 return []
             own = {root: one for root, one in caches.items() if one.uid == context.node.uid}

@@ -22,9 +22,12 @@ RIGHTS = (
 
 
 class Filesystem(NamedTuple):
-    """Of each node the mount, and the command that enters it; and the processes that serve."""
+    """Where each node has it, and the command that enters the node; and what keeps it running.
 
-    disks: list[str]
+    The ``servers`` have the data, the ``others`` are mounts and the server of names.
+    """
+
+    disk: Path
     entered: list[list[str]]
     servers: list[int]
     others: list[int]
@@ -73,8 +76,13 @@ def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
         job = Job(_number(folder), nodes)
         stack.callback(job.do, "stop")
         job.do("start")
+        disk = folder / "disk"
+        disk.mkdir()
+        for node in nodes:  # each has it at the same place
+            node.run("mount", "--bind", str(job.mount(node)), str(disk), user=0)
+            stack.callback(node.run, "umount", str(disk), user=0)
         yield Filesystem(
-            [str(job.mount(node)) for node in nodes],
+            disk,
             [["nsenter", f"--mount=/proc/{node.holder.pid}/ns/mnt"] for node in nodes],
             _pids("mfschunkserver", folder),
             _pids("mfs(mount|master)", folder),

@@ -44,10 +44,10 @@ def run_ranks(
     rounds: int, environment: dict[str, str] | None = None, log: str = "",
 ) -> Results:  # fmt: skip
     """Return the results of all runs except the warm-up."""
-    made = Filesystem([str(disk)], [[]], [], []) if isinstance(disk, Path) else disk
+    made = Filesystem(disk, [[]], [], []) if isinstance(disk, Path) else disk
     content = {"folder": str(folder), "ways": ways, "rounds": rounds, "log": log}
     plan = folder / "plan.json"
-    plan.write_text(json.dumps(made._asdict() | content))
+    plan.write_text(json.dumps(made._asdict() | content, default=str))
     mpi = {
         "OMPI_MCA_mpi_yield_when_idle": "1",  # as in this project's ranks
         "PYTHONPATH": f"{REPOSITORY}",

@@ -64,12 +64,12 @@ def asked(log: str) -> int:
 
 
 class Nodes(World):
-    """Ranks that have one disk, or a mount each of one filesystem."""
+    """Ranks that all see one disk."""
 
-    def __init__(self, comm: MPI.Intracomm, folder: Path, disks: list[str]) -> None:
+    def __init__(self, comm: MPI.Intracomm, folder: Path, disk: Path) -> None:
         super().__init__(comm, folder, "copy", is_shared=True)
-        self.disk = Path(disks[comm.rank % len(disks)])
-        self.node = replace(self.node, disk=str(self.disk))
+        self.disk = disk
+        self.node = replace(self.node, disk=str(disk))
         self.copy = self.disk / "nvme/copy"
         self.phases: dict[str, float] = {}
 
@@ -129,7 +129,7 @@ class Nodes(World):
 def main() -> None:
     """Run what the plan says."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    nodes = Nodes(MPI.COMM_WORLD, Path(plan["folder"]), plan["disks"])
+    nodes = Nodes(MPI.COMM_WORLD, Path(plan["folder"]), Path(plan["disk"]))
     for number in range(plan["rounds"] + 1):  # round 0 warms up
         for name, way in plan["ways"].items():
             nodes.forget()

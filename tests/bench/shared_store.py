@@ -134,6 +134,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=4_000_000, help="bytes of one, decompressed")
     parser.add_argument("--port", type=int, default=10123, help="of Azurite")
     parser.add_argument("--moosefs", metavar="FOLDER", help="with the disks of MooseFS's nodes")
+    parser.add_argument("--only", default="", help="the ways whose names have this")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "shared_store.json")
     options = parser.parse_args()
     size = options.objects * options.size
@@ -155,8 +156,9 @@ def main() -> int:
         assert not putting.exitcode
         if options.moosefs:
             disk = stack.enter_context(moosefs(folder, options.ranks))
+        chosen = {name: way for name, way in ways(folder).items() if options.only in name}
         found = run_ranks(
-            folder, disk, ways(folder), ranks=options.ranks, rounds=options.rounds,
+            folder, disk, chosen, ranks=options.ranks, rounds=options.rounds,
             environment=given, log=str(log),
         )  # fmt: skip
         zipped = sum(one.stat().st_size for one in (folder / "zipped").iterdir())
