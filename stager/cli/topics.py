@@ -57,6 +57,8 @@ _DST = """
     with a variable of the site, such as `$SLURM_TMPDIR`; `stagectl site` names both. With a `/` at
     its end, the copy goes into that folder, under the source's name; without, exactly there.
     Missing folders are made.
+
+    `shared:/PATH` is in a filesystem made of the disks of the job's nodes, where the site has one. `:shared:/PATH` makes an empty folder there.
     """
 _NAMES = """
     These are filled in when the job starts, in SRC and DST. `%%` is a percent sign. For a variable
@@ -149,6 +151,7 @@ _FOUND = {
     "STAGE_weights": "with `as=weights`, or another name: the path of that copy",
     "STAGE_SHARDS": "with `mode=shard`: the list of which node has which file, with node, bytes "
     "and path in a line and tabs between; of several folders, several lists joined by `:`",
+    "STAGE_SHARED": "with `shared:`: the folder of that filesystem",
     "STAGE_FAILED_NODES": "the nodes that left the job by `--stage-tolerate`",
 }
 _STORES = """

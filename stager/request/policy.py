@@ -314,7 +314,7 @@ class Launch(_Section):
     """
     interface: Annotated[str, AfterValidator(_interface)] = "auto"
     """The network interface for MPI over TCP, such as `hsn0`, or with Open MPI its network, such
-    as `10.1.0.0/16`, which each node must have. The ranks watch each other over it. `auto`: MPI
+    as `10.1.0.0/16`, which each node must have. `auto`: MPI
     uses that of the node's name and faster ones, and the ranks the fastest network.
     """
     mpiexec: Annotated[str, Field(min_length=1)] = "mpiexec"
@@ -368,8 +368,7 @@ class Transfer(_Section):
     # None, like 0 below, lets the ranks choose.
     memory: Memory = None
     """Buffers on each node: 8 KiB to 64 GiB, two chunks at least. `auto`: 16 MiB for up to 7
-    nodes, growing to 64 MiB for 16,384; for a URL up to 256 MiB. Try `"256MiB"` if a disk or the
-    shared storage pauses now and then.
+    nodes, growing to 64 MiB for 16,384; for a URL up to 256 MiB.
     """
     algorithm: Algorithm = Algorithm.AUTO
     """The way of chunks between nodes: `chain` or `tree`, from node to node, `bcast` or
@@ -377,14 +376,13 @@ class Transfer(_Section):
     nodes and tree from 8 on.
     """
     readers: Count = 0
-    """Nodes that read a file in turns: 1 to 64. Each byte is read once. `auto`: as many as
+    """Nodes that read a file in turns: 1 to 64. `auto`: as many as
     make it faster. Images, and folders without `mode=shard`, are read by one.
     """
     writers: Count = 0
     """Threads that write on each node: 1 to 64. What is unpacked is written by one."""
     direct: Annotated[bool, Field(strict=True)] = True
-    """Single files are written without the page cache, where the filesystem supports it. That is
-    faster for large files; the job then reads them from the disk, not from memory.
+    """Single files are written without the page cache, where possible.
     """
     stall_timeout: Annotated[float, BeforeValidator(_limit)] = 60
     """Seconds in which no byte moves on any node, or a node does not answer. Then the job fails
@@ -422,7 +420,7 @@ class SourceSection(_Section):
     """
     patience: Annotated[Seconds, Field(le=3600)] = 60
     """Seconds for which a request is repeated while a store fails, up to 3600; then the job
-    fails with code 4. A store that does not answer takes 20 seconds more.
+    fails with code 4.
     """
     ca_file: RootOrNone = ""
     """A file on all nodes with the certificates of the site's own authorities; empty for none."""
@@ -449,9 +447,7 @@ class Shared(_Section):
     """``[shared]``: files that one account of the site stages for all users."""
 
     owner: Annotated[str, AfterValidator(_known_account)] = ""
-    """The account whose jobs stage files for all users, beneath `shared.roots`. It is
-    unprivileged, and exists on all nodes.
-    """
+    """That account. It is unprivileged, and there on all nodes."""
     roots: tuple[Root, ...] = ()
     """The folders for these files. They belong to that account, and nobody else can write there."""
 
