@@ -58,7 +58,8 @@ _DST = """
     its end, the copy goes into that folder, under the source's name; without, exactly there.
     Missing folders are made.
 
-    `shared:/PATH` is in a filesystem made of the disks of the job's nodes, where the site has one. `:shared:/PATH` makes an empty folder there.
+    `shared:/PATH` is in a filesystem made of the disks of the job's nodes, where the site has one.
+    `:shared:/PATH` makes an empty folder there.
     """
 _NAMES = """
     These are filled in when the job starts, in SRC and DST. `%%` is a percent sign. For a variable
