@@ -1,4 +1,4 @@
-/* The lines of a batch script that the gate must know of. Needs no header of Slurm. */
+/* The lines of a batch script that the plugin must know of. Needs no header of Slurm. */
 #ifndef STAGE_SCRIPT_H
 #define STAGE_SCRIPT_H
 

@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "script.h"
 #include "stage.h"
 
 /* Of the command that loads the plugin, which is not linked with libslurm. 0 if it lacks it. */
@@ -184,27 +186,39 @@ static void refuse_root(void)
 	refuse(STAGE_POLICY, STAGE_NOT_ROOT);
 }
 
+/* An argument of this command's; the caller frees it. NULL if there are fewer. */
+static char *argument(int number)
+{
+	FILE *arguments = fopen("/proc/self/cmdline", "re");
+	char *text = NULL;
+	size_t size = 0;
+	ssize_t length = arguments ? 0 : -1;
+
+	for (int i = 0; i <= number && length >= 0; i++)
+		length = getdelim(&text, &size, '\0', arguments);
+	if (arguments)
+		(void)fclose(arguments); /* nothing was written */
+	if (length >= 0)
+		return text;
+	free(text);
+	return NULL;
+}
+
 /* Whether salloc was given --no-shell. What stands behind its own arguments is a program's. */
 static bool has_no_shell(void)
 {
 	static const char option[] = "--no-shell";
 	/* getopt knows an option by its beginning if no other one begins like that. */
 	const size_t shortest = strlen("--no-s");
-	FILE *arguments = fopen("/proc/self/cmdline", "re");
-	char *text = NULL;
-	size_t size = 0;
 	bool found = false;
 
-	for (int i = 0; arguments && !found && i < optind; i++) {
-		const ssize_t length = getdelim(&text, &size, '\0', arguments) - 1;
+	for (int i = 0; !found && i < optind; i++) {
+		char *text = argument(i);
+		const size_t length = text ? strlen(text) : 0;
 
-		if (length < 0)
-			break;
-		found = (size_t)length >= shortest && strncmp(text, option, (size_t)length) == 0;
+		found = length >= shortest && strncmp(text, option, length) == 0;
+		free(text);
 	}
-	free(text);
-	if (arguments)
-		(void)fclose(arguments); /* nothing was written */
 	return found;
 }
 
@@ -260,6 +274,26 @@ static bool pass_on_shared(spank_t spank)
 	       spank_job_control_setenv(spank, STAGE_SHARED_NAME, "1", 1) == ESPANK_SUCCESS;
 }
 
+/*
+ * Whether #STAGE lines of the batch script name the filesystem of the job's disks. They are read
+ * in the job, which is too late to start it. A script that is no file cannot be read a second time.
+ */
+static bool script_shares(void)
+{
+	const bool has_script = strcmp(program_invocation_short_name, "sbatch") == 0;
+	char *path = has_script ? argument(optind) : NULL;
+	struct stat facts;
+	char *lines = NULL;
+	bool found = false;
+
+	if (path && stat(path, &facts) == 0 && S_ISREG(facts.st_mode))
+		lines = stage_script_lines(path);
+	found = lines && strstr(lines, STAGE_SHARED_DST);
+	free(lines);
+	free(path);
+	return found;
+}
+
 int stage_submit(spank_t spank, const struct stage_config *config)
 {
 	/* In salloc, each srun stages the job's list, too; in a batch job its script has none. */
@@ -281,6 +315,8 @@ int stage_submit(spank_t spank, const struct stage_config *config)
 	refuse_het_job();
 	refuse_no_shell();
 	stage_submit_pass_on_quiet(spank);
+	if (script_shares() && !pass_on_shared(spank))
+		return -1;
 	if (stage_options_count() == 0 && !stage_options_tolerate())
 		return 0;
 	refuse_long_values(inherited);

@@ -106,6 +106,11 @@ def slurmd_restarts(site: Site, job: Job) -> None:
     ends(site, job)
 
 
+def stop_hangs(site: Site, job: Job) -> None:
+    site.shared("hangs").touch()
+    ends(site, job)
+
+
 @pytest.mark.parametrize(
     ("end", "shared_site"),
     [
@@ -113,12 +118,13 @@ def slurmd_restarts(site: Site, job: Job) -> None:
         (fails, "user"),
         (is_cancelled, "user"),
         (slurmd_restarts, "user"),
+        (stop_hangs, "user"),
     ],
     indirect=["shared_site"],
 )
 def test_nothing_outlives_a_job(shared_site: Site, end: Callable[[Site, Job], None]) -> None:
     script = "exit 3" if end is fails else "exit 0"
-    job = runs(shared_site, script=script)
+    job = runs(shared_site, "--no-requeue", script=script)
     end(shared_site, job)
     wait_until(lambda: left(shared_site) == [], HANGS)
 
@@ -172,4 +178,18 @@ def test_what_does_not_go_is_removed_after_a_later_job(shared_site: Site) -> Non
     assert left(shared_site) == [f"n3: {DATA}/{job.id}", f"n3: {NOTES}/{job.id}"]
     shared_site.run(f"rm -r {stuck}", user="root", on="n3")
     shared_site.sbatch("true", TWO, WISH).wait()
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["user"], indirect=True)
+def test_a_script_that_names_it_in_a_stage_line_gets_one(shared_site: Site) -> None:
+    text = (
+        "#!/bin/sh\n#SBATCH -J name\n#STAGE :shared:/scratch\nls $STAGE_SHARED; false || exit 4\n"
+    )
+    shared_site.shared("script").write_text(text)
+    sent = shared_site.run(
+        f"sbatch --parsable -W -o out {TWO} /shared/script with arguments", check=False
+    )
+    assert sent.returncode == 4
+    assert shared_site.run("tail -1 out").stdout == "scratch\n"
     wait_until(lambda: left(shared_site) == [], HANGS)
