@@ -41,7 +41,8 @@ def check_note(note: SharedNote | None, mount: str) -> None:
     if note is None:
         raise DestinationError(
             f"{mount}: no filesystem of the job's disks was started; it is if an #SBATCH --stage "
-            "option or a #STAGE line of a script file names shared:, and if the node's prolog runs slurm-stage"
+            "option or a #STAGE line of a script file names shared:, and if the node's prolog runs "
+            "slurm-stage"
         )
     if note.problem:
         raise DestinationError(

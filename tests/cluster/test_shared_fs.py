@@ -106,9 +106,26 @@ def slurmd_restarts(site: Site, job: Job) -> None:
     ends(site, job)
 
 
+def time_is_up(site: Site, job: Job) -> None:
+    site.run(["scontrol", "update", f"JobId={job.id}", "EndTime=now+1"], user="root")
+    assert job.wait().state == "TIMEOUT"
+
+
 def stop_hangs(site: Site, job: Job) -> None:
     site.shared("hangs").touch()
     ends(site, job)
+
+
+def a_node_dies(site: Site, job: Job, node: str = "n3") -> None:
+    with site.rebooting(node):
+        down = ["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost"]
+        site.run(down, user="root")
+        assert job.wait(60).state == "NODE_FAIL"
+    site.revive()
+
+
+def the_first_node_dies(site: Site, job: Job) -> None:
+    a_node_dies(site, job, "n1")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +136,9 @@ def stop_hangs(site: Site, job: Job) -> None:
         (is_cancelled, "user"),
         (slurmd_restarts, "user"),
         (stop_hangs, "user"),
+        (a_node_dies, "root"),
+        (the_first_node_dies, "user"),
+        pytest.param(time_is_up, "user", marks=pytest.mark.nightly),
     ],
     indirect=["shared_site"],
 )
@@ -183,13 +203,10 @@ def test_what_does_not_go_is_removed_after_a_later_job(shared_site: Site) -> Non
 
 @pytest.mark.parametrize("shared_site", ["user"], indirect=True)
 def test_a_script_that_names_it_in_a_stage_line_gets_one(shared_site: Site) -> None:
-    text = (
-        "#!/bin/sh\n#SBATCH -J name\n#STAGE :shared:/scratch\nls $STAGE_SHARED; false || exit 4\n"
-    )
+    text = "#!/bin/sh\n#STAGE :shared:/scratch\nls $STAGE_SHARED; exit 4\n"
     shared_site.shared("script").write_text(text)
-    sent = shared_site.run(
-        f"sbatch --parsable -W -o out {TWO} /shared/script with arguments", check=False
-    )
+    command = f"sbatch -W -o out {TWO} /shared/script with arguments"
+    sent = shared_site.run(command, check=False)
     assert sent.returncode == 4
     assert shared_site.run("tail -1 out").stdout == "scratch\n"
     wait_until(lambda: left(shared_site) == [], HANGS)
