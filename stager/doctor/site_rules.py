@@ -249,9 +249,17 @@ def account(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
         yield ok("shared", f"{shared.owner} (uid {uid}) stages for all users"), []
 
 
+def shared_fs(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
+    """Each node's prolog runs when a job begins, also when it begins once more."""
+    flags = examined.site.slurm.get("PrologFlags", "Alloc")
+    if examined.policy.shared_fs.mount and "Alloc" not in re.split(r"\W+", flags):
+        text = "PrologFlags lacks Alloc: a requeued job gets no filesystem of its disks"
+        yield problem("shared_fs", text, "add Alloc to PrologFlags in slurm.conf"), []
+
+
 _SITE_RULES = (
     same_everywhere, rooms, clocks, account, exclusive, ports, mpi, mpi_library, hello,
-    private_folders, of_jobs, clean_up,
+    private_folders, of_jobs, clean_up, shared_fs,
 )  # fmt: skip
 
 

@@ -210,3 +210,17 @@ def test_a_script_that_names_it_in_a_stage_line_gets_one(shared_site: Site) -> N
     assert sent.returncode == 4
     assert shared_site.run("tail -1 out").stdout == "scratch\n"
     wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shared_site", ["user"], indirect=True)
+def test_a_requeued_job_gets_another_one(shared_site: Site) -> None:
+    shared_site.reconfigure("PrologFlags=Alloc\n")
+    try:
+        job = runs(shared_site, "--requeue")
+        job.requeue()
+        wait_until(lambda: begun(shared_site) == 2, HANGS)
+        ends(shared_site, job)
+    finally:
+        shared_site.reconfigure()
+    wait_until(lambda: left(shared_site) == [], HANGS)

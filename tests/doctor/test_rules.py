@@ -24,7 +24,7 @@ from stager.node.facts import (
     StoreFacts,
 )
 from stager.node.probes import Disk, Fabric, Link
-from stager.request.policy import Cache, Launch, Policy, Shared
+from stager.request.policy import Cache, Launch, Policy, Shared, SharedFsSection
 
 FOLDER, STICKY, OPEN = stat.S_IFDIR | 0o755, stat.S_IFDIR | 0o1777, stat.S_IFDIR | 0o777
 OK, PROBLEM, NOTE, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.NOTE, Verdict.UNKNOWN
@@ -908,6 +908,16 @@ def test_slurm_waits_for_the_clean_up_as_long_as_a_user_can_make_it_last(key: st
         ("50 sec", []), ("65534", []), ("(null)", []), ("Unlimited", []),
     ):  # fmt: skip
         assert site_news(replace(SITE, slurm={**SITE.slurm, key: value})) == expected
+
+
+def test_a_filesystem_of_a_job_s_disks_needs_a_prolog_on_each_node_at_once() -> None:
+    shared_fs = SharedFsSection(driver="/opt/driver", folder="/nvme", mount="/mnt/stage")
+    text = "PrologFlags lacks Alloc: a requeued job gets no filesystem of its disks: add Alloc to "
+    lacking = [(PROBLEM, f"{text}PrologFlags in slurm.conf")]
+    for flags, expected in (("(null)", lacking), ("DeferBatch", lacking), ("Alloc,Contain", [])):
+        site = replace(SITE, slurm={**SITE.slurm, "PrologFlags": flags})
+        assert site_news(site) == []
+        assert site_news(site, shared_fs=shared_fs) == expected
 
 
 @pytest.mark.parametrize(
