@@ -143,6 +143,10 @@ class _Gate:
         request = build_request(items, nodes.rules, waiting=waiting)
         # A script has not begun, and gets other variables; the srun of a step has its own.
         tolerance = None if self._has_many_tasks() else nodes.tolerated(self.tolerate)
+        if (
+            tolerance and request.shared_mount
+        ):  # a node that leaves takes its part of the data along
+            tolerance = replace(tolerance, most=0, asked="the job's filesystem is on all its nodes")
         with Progress(self.say, bars=self.screen) as progress:
             outcome = nodes.run(request, progress.show, tolerance)
         if outcome.failed_nodes:

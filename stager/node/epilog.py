@@ -92,8 +92,8 @@ class Epilog:
     def run(self) -> None:
         """Do all of it, and first what no user can prevent: release what the job used."""
         seconds = end_job(self._job, self._uid)
-        stop(self._job)
         try:
+            stop(self._job)
             self._clean_up(self._rules(), seconds)
         finally:
             forget_job(self._job, self._uid)

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             begin_job(options.job, options.uid, group_of(options.uid))
         except (OSError, ValueError) as error:
             complain(f"job {options.job} cannot be marked: {error}")
-            code = 1
+            return 1
     return max(code, share(options, complain))
 
 

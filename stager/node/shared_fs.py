@@ -21,7 +21,7 @@ import signal
 import stat
 import syslog
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -54,7 +54,6 @@ _ROUNDS = 10
 #: Most nodes of a job.
 _MOST_NODES = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_NODE = re.compile(r"[\w.-]+", re.ASCII)
 _PARTS = re.compile(r"[\w.-]+|\[[\d,-]+\]", re.ASCII)
 
 
@@ -120,6 +119,8 @@ def start(site: SharedFs | None, job: int, uid: int, node: str, nodes: str) -> N
         _make_folders(site, job, note.uid)
         if failure := _run(note, "start", _START_LIMIT, keep=True):
             raise ValueError(failure)
+        if not note.uid and _is_mounted(environment["STAGE_MOUNT"]):
+            _give(environment["STAGE_MOUNT"], uid)
     except (OSError, UnsafeError, ValueError) as error:
         syslog.syslog(syslog.LOG_ERR, f"the filesystem of job {job} does not start: {error}")
         state = f"{FAILED}{_one_line(str(error))}"
@@ -139,9 +140,22 @@ def _make_folders(site: SharedFs, job: int, uid: int) -> None:
             facts = os.fstat(parent)
             if facts.st_uid != 0 or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UnsafeError(f"others than root may write in {folder}; make it root's, 0755")
+            if not uid and _is_mounted(f"{folder}/{job}"):
+                continue  # a driver of root's may mount on all nodes from the first one
             with made(parent, str(job), 0o700, enter_mounts=False) as own:
                 os.fchmod(own, 0o700)
                 os.fchown(own, uid, gid)
+
+
+def _is_mounted(path: str) -> bool:
+    return any(one.point == path for one in mounts())
+
+
+def _give(mount: str, uid: int) -> None:
+    """Give the user what root has mounted."""
+    with opened(mount) as own:
+        os.fchown(own, uid, groups_of(uid)[0])
+        os.fchmod(own, 0o700)
 
 
 def stop(job: int) -> bool:
@@ -161,7 +175,7 @@ def stop(job: int) -> bool:
         return True
     except BlockingIOError:
         return False  # another process of root's does this now
-    except (OSError, UnsafeError, ValueError) as error:
+    except (OSError, UnsafeError, ValueError, TypeError, LookupError) as error:
         syslog.syslog(
             syslog.LOG_ERR,
             f"the filesystem of job {job} is not gone: {error}; it is stopped again after the next "
@@ -178,9 +192,10 @@ def _stop(note: SharedNote) -> None:
     if os.path.lexists(folder) and (failure := _run(note, "stop", _STOP_LIMIT)):
         what = f"job {note.environment['STAGE_JOB']}: {note.driver} stop"
         syslog.syslog(syslog.LOG_WARNING, f"{what}: {failure}")
-    _kill(note.keeper)
-    _remove(note.environment["STAGE_MOUNT"], note.uid)
-    _remove(folder, note.uid)
+    with ExitStack() as rest:  # each is tried, whatever becomes of the one before
+        rest.callback(_remove, folder, note.uid)
+        rest.callback(_remove, note.environment["STAGE_MOUNT"], note.uid)
+        _kill(note.keeper)
 
 
 def stop_leftovers(site: SharedFs | None, limit: float) -> None:
@@ -327,11 +342,11 @@ def _kill(keeper: str) -> None:
     number, _, begun = keeper.partition(" ")
     if not number or _begun(int(number)) != begun:
         return  # it has ended, and another process may have its number
-    _kill_below(int(number))
     deadline = time.monotonic() + _KILL_LIMIT
     while _begun(int(number)) == begun:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes of its driver, below process {number}, do not end")
+        _kill_below(int(number))
         time.sleep(_PAUSE)
 
 
@@ -408,16 +423,29 @@ def _unmount_in(folder: int, path: str) -> None:
 
 
 def _empty(path: str) -> None:
-    """Remove all that is in the folder, also where its owner has forbidden it."""
-    folders = [path]
-    for folder in folders:  # grows while it is read
-        with suppress(OSError):
-            os.chmod(folder, 0o700)
-            for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                else:
-                    os.unlink(entry.path)
-    for folder in folders[:0:-1]:
-        with suppress(OSError):
-            os.rmdir(folder)
+    """Remove all that is in the folder, also where its owner has forbidden it.
+
+    Folders come up to the top first: what lies deep has a longer path than the kernel takes.
+    """
+    os.chmod(path, 0o700)
+    before: list[str] = []
+    while (names := sorted(os.listdir(path))) != before:
+        before = names
+        for name in names:
+            with suppress(OSError):
+                _take(path, f"{path}/{name}")
+
+
+def _take(top: str, path: str) -> None:
+    """Remove a file, or a folder whose own folders get another name in ``top``. Raise OSError."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    os.chmod(path, 0o700)
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, 0o700)  # only a folder that its owner may write in can be moved
+            os.rename(entry.path, f"{top}/{os.urandom(8).hex()}")
+        else:
+            os.unlink(entry.path)
+    os.rmdir(path)

@@ -23,7 +23,7 @@ from stager.base.rules import read_rules
 from stager.store import removal, space
 from stager.store.cache import Cache, caches_in
 from stager.store.entries import is_entry
-from stager.store.leases import figures_of, remove_files, remove_list, uses_of
+from stager.store.leases import figures_of, has_made_lists, remove_files, remove_list, uses_of
 from stager.store.locks import Locks
 from stager.store.parents import remove_parents
 
@@ -46,13 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     uid = os.getuid()
     figures, destinations = figures_of(uid, options.job), uses_of(uid, options.job)
+    has_lists = has_made_lists(options.job)
     remove_files(uid, options.job)  # its list, if it is there, keeps copies from being removed
     if not options.config:
         sys.stdout.write("{}\n")
         return 0
     rules = read_rules(options.config)
     caches = dict(_caches(rules))
-    for cache in caches.values():
+    for cache in caches.values() if has_lists else ():
         remove_list(cache.folder, options.job)
     answer: dict[str, object] = {
         "removed": sum(_clean_up(cache, destinations) for cache in caches.values())

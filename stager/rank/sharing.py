@@ -39,10 +39,15 @@ def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]
     """
     look = _by_identity if context.request.dry_run else _by_trial
     shared = look(context, open_caches)
-    parts = [one for one in context.request.items if one.options.mode is Mode.SHARD]
+    items = context.request.items
+    parts = [one for one in items if one.options.mode is Mode.SHARD]
     first = context.channel.nodes[0]
     if failures := [_seen_by_all(one.destination, first) for one in parts if one.root in shared]:
         raise RefusedError(failures)
+    mount = context.request.shared_mount
+    is_looked_for = context.comm.size > 1 and not context.request.dry_run
+    if is_looked_for and mount not in shared and any(one.root == mount for one in items):
+        raise RefusedError([_not_seen_by_all(mount, first)])
     return shared
 
 
@@ -94,6 +99,14 @@ def _seen_by_all(destination: str, node: str) -> Failure:
     return Failure(UsageError.code, text, node)
 
 
+def _not_seen_by_all(mount: str, node: str) -> Failure:
+    text = (
+        f"{mount}: the job's nodes do not see one filesystem there; tell the administrator to look "
+        "at the driver of [shared_fs]"
+    )
+    return Failure(DestinationError.code, text, node)
+
+
 def _make(cache: Cache, name: str, stack: ExitStack) -> bool:
     """Make and lock the file, until the ``stack`` ends. Return False if another node has made it.
 
@@ -106,8 +119,11 @@ def _make(cache: Cache, name: str, stack: ExitStack) -> bool:
             file = os.open(path, CREATE, 0o600)
         except FileExistsError:
             return False
-        stack.callback(_remove, path, file)
         fcntl.flock(file, fcntl.LOCK_EX)
+        if not os.fstat(file).st_nlink:  # another node's clean-up took it before it was locked
+            os.close(file)
+            return _make(cache, name, stack)
+        stack.callback(_remove, path, file)
     return True
 
 

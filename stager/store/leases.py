@@ -90,6 +90,8 @@ def note_shared_uses(folder: str, job: int, destinations: Sequence[str]) -> None
     """
     with stage_errors(_list_path(folder, job)):
         _append(folder, job, destinations)
+    with suppress(OSError), opened(_mark(job), APPEND):
+        pass
 
 
 def _append(folder: str, job: int, destinations: Sequence[str]) -> None:
@@ -226,6 +228,19 @@ def lists_in(folder: str) -> list[str]:
         jobs = (name.removesuffix(_USES) for name in names if name.endswith(_USES))
         return [job for job in jobs if _JOB.fullmatch(job)]
     return []
+
+
+def _mark(job: int) -> str:
+    """Return the file that tells that a job's lists in caches were made from this node."""
+    return f"{room_of(os.getuid())}/{job}.lists"
+
+
+def has_made_lists(job: int) -> bool:
+    """Return whether this user's job has its lists in caches from this node.
+
+    Another node may leave the job before that ends.
+    """
+    return os.path.exists(_mark(job))
 
 
 def remove_list(folder: str, job: int | str) -> None:

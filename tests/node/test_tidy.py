@@ -19,7 +19,7 @@ from stager.fs.files import CopyFacts
 from stager.node import tidy
 from stager.node.runtime import begin_job
 from stager.store.cache import open_cache
-from stager.store.leases import note_uses
+from stager.store.leases import note_shared_uses, note_uses, uses_in
 from stager.store.parents import made_parents
 from tests.support.records import RECORD
 from tests.support.trees import stage_folder
@@ -248,6 +248,20 @@ def test_other_processes_of_the_user_cannot_look_into_it(tmp_path: Path) -> None
         return os.stat(f"/proc/{os.getpid()}/mem").st_uid
 
     assert on_node(tmp_path, act) == 0
+
+
+def test_a_node_that_leaves_a_job_leaves_its_list_of_what_all_nodes_see(tmp_path: Path) -> None:
+    def act(node: Node) -> None:
+        node.run_job(17, "a")
+        note_shared_uses(node.cache.folder, 17, ["a"])
+        os.unlink(f"{RUN_FOLDER}/{os.getuid()}/17.lists")  # as on a node that did not make it
+        node.tidy("--job=17")
+        assert uses_in(node.cache.folder, 17) == {"a"}
+        note_shared_uses(node.cache.folder, 17, ["a"])
+        node.tidy("--job=17")
+        assert uses_in(node.cache.folder, 17) == set()
+
+    on_node(tmp_path, act)
 
 
 def test_without_a_config_only_the_files_of_a_job_that_ended_go(tmp_path: Path) -> None:
