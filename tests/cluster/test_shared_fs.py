@@ -34,7 +34,7 @@ setsid sleep {DAEMON} &
 setsid sleep {DAEMON} >/dev/null 2>&1 </dev/null &
 mkdir -p $STAGE_FOLDER/a/b; touch $STAGE_FOLDER/a/b/c; chmod 0 $STAGE_FOLDER/a/b $STAGE_FOLDER/a
 [ $(id -u) != 0 ] || mount -t tmpfs -o uid=$STAGE_UID,mode=0700 job $STAGE_MOUNT
-[ ! -e /shared/fails ] || {{ echo begins; echo no disk answers >&2; exit 1; }}
+! grep -qsw $STAGE_NODE /shared/fails || {{ echo begins; echo no disk answers >&2; exit 1; }}
 """
 
 
@@ -165,7 +165,7 @@ def test_only_jobs_that_ask_get_one(shared_site: Site) -> None:
 
 
 def test_a_start_that_fails_half_way_is_told_and_undone(shared_site: Site) -> None:
-    shared_site.shared("fails").touch()
+    shared_site.shared("fails").write_text("n1 n3")
     job = shared_site.sbatch("echo started", TWO, WISH)
     assert job.wait().state == "FAILED"
     assert re.search(
@@ -173,6 +173,17 @@ def test_a_start_that_fails_half_way_is_told_and_undone(shared_site: Site) -> No
         job.output(),
     )
     assert "\nstarted" not in job.output()
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+def test_no_node_may_leave_as_its_part_of_the_data_would_go_too(shared_site: Site) -> None:
+    shared_site.shared("fails").write_text("n3")
+    job = shared_site.sbatch("echo started", TWO, WISH, "--stage-tolerate=1")
+    assert job.wait().state == "FAILED"
+    assert (
+        "1 of 2 nodes has failed, and none may (the job's filesystem is on all its nodes)"
+        in job.output()
+    )
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stager.base import paths
+from stager.base.shared_note import SharedNote
 from stager.node import shared_fs
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def test_a_note_of_another_version_stays_and_stops_nothing_else(
 ) -> None:
     (tmp_path / "7").write_text(text)
     monkeypatch.setattr(paths, "SHARED_NOTES", str(tmp_path))
-    read = partial(shared_fs.SharedNote.read, folder=str(tmp_path))
-    monkeypatch.setattr(shared_fs.SharedNote, "read", read)
+    read = partial(SharedNote.read, folder=str(tmp_path))
+    monkeypatch.setattr(SharedNote, "read", read)
     assert not shared_fs.stop(7)
     assert os.listdir(tmp_path) == ["7"]
 
