@@ -441,11 +441,18 @@ def _take(top: str, path: str) -> None:
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
         return
-    os.chmod(path, 0o700)
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)  # only a folder that its owner may write in can be moved
-            os.rename(entry.path, f"{top}/{os.urandom(8).hex()}")
-        else:
-            os.unlink(entry.path)
+    _open_up(path)
+    with suppress(PermissionError):  # another user's goes if it is empty
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                _open_up(entry.path)
+                os.rename(entry.path, f"{top}/{os.urandom(8).hex()}")
+            else:
+                os.unlink(entry.path)
     os.rmdir(path)
+
+
+def _open_up(folder: str) -> None:
+    """Let the owner write in a folder: else nothing in it goes, nor can it be moved."""
+    with suppress(PermissionError):
+        os.chmod(folder, 0o700)
