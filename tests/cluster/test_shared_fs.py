@@ -53,7 +53,8 @@ def shared_site(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
 def left(site: Site, *nodes: str) -> list[str]:
     """Return what there is of any job's filesystem on the nodes."""
     folders = " ".join(f"{folder}/*" for folder in (MOUNT, DATA, NOTES))
-    look = f"pgrep -fa '[s]leep {DAEMON}'; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
+    daemons = f"[s]leep {DAEMON}|[m]fs(master|chunkserver|mount) "
+    look = f"pgrep -fa '{daemons}'; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
     return [
         f"{node}: {line}"
         for node in nodes or site.nodes

@@ -1,0 +1,93 @@
+"""The filesystem of a job's disks with MooseFS, as an administrator sets it up."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.site import HANGS, POLICY, PREFIX, REPOSITORY, wait_until
+from tests.cluster.test_shared_fs import MOUNT, left
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.site import Site
+
+PROGRAMS = "/opt/moosefs"
+#: The driver, and where its programs are: elsewhere a package has them in /usr.
+DRIVER = f"""#!/bin/sh
+PATH={PROGRAMS}/sbin:{PROGRAMS}/bin:$PATH
+exec {PREFIX}/libexec/moosefs "$@"
+"""
+STAGE = "--stage=/shared/data:shared:/data,decompress=*.gz;:shared:/scratch"
+ON_EACH = f"""set -e
+[ $STAGE_SHARED = {MOUNT}/$SLURM_JOB_ID ]
+diff -r /shared/plain $STAGE_SHARED/data
+hostname > $STAGE_SHARED/scratch/$(hostname)
+"""
+
+
+@pytest.fixture(scope="module")
+def _moosefs(tidied_site: Site) -> None:
+    """MooseFS on the site, and some files to stage."""
+    site = tidied_site
+    shutil.copytree(REPOSITORY / "build/moosefs/usr", site.base / PROGRAMS[1:], symlinks=True)
+    driver = site.shared("driver")
+    driver.write_text(DRIVER)
+    driver.chmod(0o755)
+    site.run("chmod 666 /dev/fuse", user="root")  # as the package fuse3 has it
+    site.run(
+        "mkdir -p /shared/data/in && cd /shared/data && head -c 30M /dev/urandom >large && "
+        "for i in $(seq 50); do echo $i >in/$i; done && cp -r . ../plain && gzip -1 large"
+    )
+    site.shared("each").write_text(ON_EACH)
+
+
+@pytest.fixture
+def shared_site(site: Site, _moosefs: None) -> Iterator[Site]:
+    """The site whose jobs get a filesystem of their disks."""
+    table = f'[shared_fs]\ndriver = "/shared/driver"\nfolder = "/nvme"\nmount = "{MOUNT}"\n'
+    with site.policy(POLICY + table):
+        yield site
+
+
+def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
+    script = """
+    set -e
+    [ -z "$(ls $STAGE_SHARED/scratch)" ]
+    srun sh /shared/each
+    echo $(ls $STAGE_SHARED/scratch)
+    stagectl stage /shared/data:shared:/data,decompress=*.gz
+    """
+    job = shared_site.sbatch(script, "-N4", STAGE)
+    assert (job.wait().exit_code, len(job.output().splitlines())) == ("0:0", 5), job.output()
+    of, staged, written, of_again, current = job.output().splitlines()
+    whose = f"stage: {MOUNT}/{job.id}: filesystem of the disks of 4 nodes, "
+    assert of.startswith(whose)
+    assert of_again.startswith(whose)
+    data = f"stage: {MOUNT}/{job.id}/data: "
+    assert staged.startswith(
+        f"{data}51 files, 30.0 MiB from /shared/data once for n[1-4] (4 nodes) in "
+    )
+    assert written == "n1 n2 n3 n4"
+    assert current.startswith(f"{data}current on n[1-4] (4 nodes), nothing moved (")
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+def test_two_jobs_on_the_same_nodes_have_files_of_their_own(shared_site: Site) -> None:
+    wait = "touch begun; until [ -e go ]; do sleep 0.1; done"
+    first = shared_site.sbatch(f"{wait}; srun sh /shared/each", "-N2", "-wn1,n2", STAGE)
+    home = shared_site.path("login", "/home/alice")
+    wait_until(lambda: (home / "begun").exists(), HANGS)
+    script = "cd $STAGE_SHARED; rm -r data/in; echo $(ls . data)"
+    second = shared_site.sbatch(script, "-N2", "-wn1,n2", STAGE)
+    assert second.wait().exit_code == "0:0"
+    assert second.output().endswith("\n.: data scratch data: large\n")
+    shared_site.await_epilogs()
+    assert not [line for line in left(shared_site) if re.search(rf"/{second.id}\b", line)]
+    shared_site.run("touch go")
+    assert first.wait().exit_code == "0:0", first.output()
+    wait_until(lambda: left(shared_site) == [], HANGS)
