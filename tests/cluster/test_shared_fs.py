@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import HANGS, POLICY, wait_until
+from tests.cluster.site import HANGS, POLICY, STAGECTL, wait_until
+from tests.cluster.test_fuse import PROGRAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,6 +224,61 @@ def test_a_script_that_names_it_in_a_stage_line_gets_one(shared_site: Site) -> N
     assert sent.returncode == 4
     assert shared_site.run("tail -1 out").stdout == "scratch\n"
     wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["user"], indirect=True)
+def test_another_user_gets_nothing_of_it(shared_site: Site) -> None:
+    first = runs(shared_site)
+    mount, data, note = (f"{folder}/{first.id}" for folder in (MOUNT, DATA, NOTES))
+    before = {*left(shared_site)}
+    attacks = [f"{attack} {own}" for attack in ("ls", "cd", "rmdir") for own in (mount, data)]
+    attacks += [f"mv {own} {own}0" for own in (mount, data, note)]
+    attacks += [f"mkdir {folder}/1234" for folder in (MOUNT, DATA, NOTES)]
+    attacks += [f"ln -s /etc {folder}/1234" for folder in (MOUNT, DATA, NOTES)]
+    attacks += [f"ls {NOTES}", f"rm -f {note}", f"echo >>{note}"]
+    each = "".join(f"({attack}) && echo '{attack}' done\n" for attack in attacks)
+    tried = shared_site.run(f"{each}true", user="bob", on="n1")
+    assert (tried.stdout, tried.stderr.count("\n") >= len(attacks)) == ("", True)
+    hand = {"STAGE_JOB": first.id, "STAGE_SHARED": mount, "STAGE_MOUNT": mount}
+    hand |= {"STAGE_FOLDER": data, "STAGE_UID": "5001", "STAGE_SHARED_JOB": first.id}
+    hand |= {"SPANK_STAGE_SHARED": first.id, "SLURM_SPANK_STAGE_SHARED": first.id}
+    script = f"{STAGECTL} stage /etc/hosts:shared:/x; echo $? $STAGE_SHARED"
+    script = f"echo $STAGE_SHARED; export SLURM_JOB_ID={first.id} SLURM_JOBID={first.id}; {script}"
+    second = shared_site.sbatch(script, TWO, WISH, user="bob", env=hand)
+    assert second.wait().state == "COMPLETED"
+    assert f"\n{MOUNT}/{second.id}\n" in second.output()
+    assert second.output().endswith(f"\n8 {MOUNT}/{second.id}\n")
+    shared_site.await_epilogs()
+    assert {*left(shared_site)} == before
+    ends(shared_site, first)
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["user"], indirect=True)
+def test_what_a_user_puts_into_it_leads_its_removal_nowhere(shared_site: Site) -> None:
+    """Links, and mounts of his own."""
+    flags = ["-O2", "-I/usr/include/fuse3"]
+    program = str(shared_site.shared("restless"))
+    subprocess.run(["gcc", "-o", program, *flags, str(PROGRAM), "-lfuse3"], check=True)
+    make = "chmod 666 /dev/fuse; mkdir -m 777 /nvme/open; mkdir /nvme/kept; touch /nvme/kept/file"
+    shared_site.run(make, user="root", on="n1")
+    shared_site.run("touch /nvme/open/file", on="n1")
+    see = "stat -c '%n %A %U' /nvme/open /nvme/kept /nvme/*/file"
+    before = shared_site.run(see, on="n1").stdout
+    script = f"""
+    cd {DATA}/$SLURM_JOB_ID || exit
+    mkdir -p mounted/here linked && ln -s /nvme/open /nvme/kept linked
+    exec 2>&1
+    /shared/restless /nvme $PWD/mounted/here && /shared/restless /nvme {MOUNT}/$SLURM_JOB_ID &&
+    ls mounted/here/open {MOUNT}/$SLURM_JOB_ID/kept
+    """
+    job = runs(shared_site, script=script)
+    goes(shared_site)
+    job.wait()
+    print(job.output())
+    assert job.output().count("file\n") == 2
+    wait_until(lambda: left(shared_site) == [], HANGS)
+    assert shared_site.run(see, on="n1").stdout == before
 
 
 @pytest.mark.nightly

@@ -78,10 +78,11 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
 
 
 def test_two_jobs_on_the_same_nodes_have_files_of_their_own(shared_site: Site) -> None:
+    shared_site.run("rm -f begun go")
     wait = "touch begun; until [ -e go ]; do sleep 0.1; done"
     first = shared_site.sbatch(f"{wait}; srun sh /shared/each", "-N2", "-wn1,n2", STAGE)
     home = shared_site.path("login", "/home/alice")
-    wait_until(lambda: (home / "begun").exists(), HANGS)
+    wait_until((home / "begun").exists, HANGS)
     script = "cd $STAGE_SHARED; rm -r data/in; echo $(ls . data)"
     second = shared_site.sbatch(script, "-N2", "-wn1,n2", STAGE)
     assert second.wait().exit_code == "0:0"
