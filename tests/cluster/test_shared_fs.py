@@ -268,14 +268,11 @@ def test_what_a_user_puts_into_it_leads_its_removal_nowhere(shared_site: Site) -
     script = f"""
     cd {DATA}/$SLURM_JOB_ID || exit
     mkdir -p mounted/here linked && ln -s /nvme/open /nvme/kept linked
-    exec 2>&1
     /shared/restless /nvme $PWD/mounted/here && /shared/restless /nvme {MOUNT}/$SLURM_JOB_ID &&
     ls mounted/here/open {MOUNT}/$SLURM_JOB_ID/kept
     """
     job = runs(shared_site, script=script)
-    goes(shared_site)
-    job.wait()
-    print(job.output())
+    ends(shared_site, job)
     assert job.output().count("file\n") == 2
     wait_until(lambda: left(shared_site) == [], HANGS)
     assert shared_site.run(see, on="n1").stdout == before
