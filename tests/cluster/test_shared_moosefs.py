@@ -68,6 +68,8 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     whose = f"stage: {MOUNT}/{job.id}: filesystem of the disks of 4 nodes, "
     assert of.startswith(whose)
     assert of_again.startswith(whose)
+    # All of its servers were known when the stage began.
+    assert of_again.split(" of ")[-1] == of.split(" of ")[-1]
     data = f"stage: {MOUNT}/{job.id}/data: "
     assert staged.startswith(
         f"{data}51 files, 30.0 MiB from /shared/data once for n[1-4] (4 nodes) in "

@@ -231,7 +231,7 @@ def test_a_disk_with_little_space(nodes: list[Node]) -> None:
 def test_start_has_a_limit(nodes: list[Node]) -> None:
     job = Job(25, nodes[:2])
     last = job.failure(nodes[1]).splitlines()[-1]
-    assert last.startswith("moosefs: n2: no mount after 30 s: can't connect to mfsmaster")
+    assert last.startswith("moosefs: n2: no mount after 25 s: can't connect to mfsmaster")
     job.do("stop", nodes[1])
     job.assert_stopped()
 
