@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
+from stager.base.codec import NUMBER
 from stager.base.errors import DestinationError
 from stager.base.shared_note import SharedNote
 from stager.rank.agree import together
@@ -12,6 +14,9 @@ from stager.rank.report import tell
 
 if TYPE_CHECKING:
     from stager.rank.agree import Context
+
+#: Seconds for which rank 0 waits for the disks of all nodes, and the share of them that is enough.
+_DISKS_LIMIT, _DISKS_SHARE = 5.0, 0.9
 
 
 def prepare_shared_mount(context: Context) -> None:
@@ -22,9 +27,15 @@ def prepare_shared_mount(context: Context) -> None:
     request = context.request
     mount = request.shared_mount
 
+    def look() -> int:
+        note = SharedNote.read(request.job)
+        check_note(note, mount)
+        return _size_of(note.environment.get("STAGE_FOLDER", mount)) if note else 0
+
     def make_folders() -> None:
         if context.comm.rank:
             return
+        _await_disks(mount, sum(sizes))
         for path in () if request.dry_run else request.scratch:
             os.makedirs(path, 0o700, exist_ok=True)
         disk = os.statvfs(mount)
@@ -32,8 +43,28 @@ def prepare_shared_mount(context: Context) -> None:
         tell("shared", mount=mount, nodes=request.nodes, free=free, size=size)
 
     if mount:
-        together(context, lambda: check_note(SharedNote.read(request.job), mount))
+        sizes = together(context, look, NUMBER)
         together(context, make_folders)
+
+
+def _size_of(path: str) -> int:
+    """Return the bytes of the disk that ``path`` is on, 0 if it is not there."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_blocks * disk.f_frsize
+
+
+def _await_disks(mount: str, size: int) -> None:
+    """Wait until a filesystem made of disks of ``size`` bytes has them all, or for a limited time.
+
+    Its servers are up by now, but do not know each other at once. What they need for themselves is
+    not counted.
+    """
+    deadline = time.monotonic() + _DISKS_LIMIT
+    while _size_of(mount) < _DISKS_SHARE * size and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def check_note(note: SharedNote | None, mount: str) -> None:
