@@ -90,7 +90,8 @@ class Locks:
         A job of an array has its other name, too, as squeue shows it: ``job 17 (16_1)``.
         """
         pid = self._look(destination)[-1]
-        if not pid or self._is_elsewhere(pid):
+        # One that has just released it has closed the file, too.
+        if not pid or (self._is_elsewhere(pid) and self._look(destination)[-1] == pid):
             return "another job"
         # The process belongs to this user, who may read its environment.
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
