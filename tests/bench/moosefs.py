@@ -81,6 +81,10 @@ def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
         for node in nodes:  # each has it at the same place
             node.run("mount", "--bind", str(job.mount(node)), str(disk), user=0)
             stack.callback(node.run, "umount", str(disk), user=0)
+            # Until the nodes stop, the ranks, which are no processes of theirs, see all processes.
+            inside = ["nsenter", f"--mount=/proc/{node.holder.pid}/ns/mnt"]
+            subprocess.run([*inside, "mount", "-t", "proc", "proc", "/proc"], check=True)
+            stack.callback(subprocess.run, [*inside, "umount", "/proc"], check=True)
         yield Filesystem(
             disk,
             [["nsenter", f"--mount=/proc/{node.holder.pid}/ns/mnt"] for node in nodes],
