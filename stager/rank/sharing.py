@@ -45,7 +45,7 @@ def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]
     if failures := [_seen_by_all(one.destination, first) for one in parts if one.root in shared]:
         raise RefusedError(failures)
     mount = context.request.shared_mount
-    is_looked_for = context.comm.size > 1 and not context.request.dry_run
+    is_looked_for = bool(mount) and context.comm.size > 1 and not context.request.dry_run
     if is_looked_for and mount not in shared and any(one.root == mount for one in items):
         raise RefusedError([_not_seen_by_all(mount, first)])
     return shared
