@@ -36,7 +36,7 @@ def build_request(
     mount = policy.shared_mount
     # A trial of the nodes without a source makes its bytes itself.
     staged = items if bench else tuple(item for item in items if item.source)
-    shared = (mount,) if any(item.root == mount for item in items) else ()
+    shared = (mount,) if mount and any(item.root == mount for item in items) else ()
     space = Space(
         keep_free=limits.keep_free, user_limit=limits.user_limit,
         roots=(*policy.roots, *shared), private=(*policy.private_roots, *shared),
