@@ -53,12 +53,13 @@ _TEXT, _OUTPUT = 300, 4096
 _ROUNDS = 10
 #: Most nodes of a job.
 _MOST_NODES = 1 << 16
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PARTS = re.compile(r"[\w.-]+|\[[\d,-]+\]", re.ASCII)
 
 
 def unfold(nodes: str) -> list[str]:
     """Return the names in a list of Slurm's, in its order. Raise ValueError.
+
+    ClusterShell, which `launch.job` has, orders them by number, and is nothing for root.
 
     >>> unfold("login,n[08-10,12]"), unfold("r[1-2]c[1-2]")
     (['login', 'n08', 'n09', 'n10', 'n12'], ['r1c1', 'r1c2', 'r2c1', 'r2c2'])
@@ -307,7 +308,7 @@ def _exec(note: SharedNote, action: str, output: int) -> None:
     os.setresgid(gid, gid, gid)
     os.setresuid(note.uid, note.uid, note.uid)
     try:
-        os.execve(note.driver, [note.driver, action], {"PATH": _PATH, **note.environment})  # noqa: S606
+        note.become_driver(action)
     except OSError as error:
         os.write(2, f"{note.driver} cannot be run: {error.strerror}".encode())
 

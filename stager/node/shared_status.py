@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _LIMIT = 2.0
 #: Lines of the driver's that are told, and characters of one.
 _LINES, _TEXT = 20, 300
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def shared_room(note: SharedNote) -> SharedRoom | None:
@@ -38,7 +37,7 @@ def shared_room(note: SharedNote) -> SharedRoom | None:
         free, size = _room(mount, int(note.environment["STAGE_UID"]))
     except (OSError, ValueError):
         problem = f"{mount} does not answer"
-    lines = [] if os.getuid() == 0 else _ask(note.driver, note.environment)
+    lines = [] if os.getuid() == 0 else _ask(note)
     return SharedRoom(mount, nodes, free, size, problem, lines)
 
 
@@ -58,19 +57,19 @@ def _room(mount: str, uid: int) -> tuple[int, int]:
     return free, size
 
 
-def _ask(driver: str, environment: dict[str, str]) -> list[str]:
+def _ask(note: SharedNote) -> list[str]:
     """Return the lines that the driver's ``status`` prints, and why there are no more of them."""
 
     def act(output: int) -> None:
         os.dup2(output, 2)
         with suppress(OSError):
-            os.execve(driver, [driver, "status"], {"PATH": _PATH, **environment})  # noqa: S606
-        os.write(output, f"{driver} cannot be run".encode())
+            note.become_driver("status")
+        os.write(output, f"{note.driver} cannot be run".encode())
 
     late = []
     try:
         told = answer(act, _LIMIT)
     except LateAnswerError as error:
-        told, late = error.so_far, [f"{driver} status takes longer than {_LIMIT:.0f} s"]
+        told, late = error.so_far, [f"{note.driver} status takes longer than {_LIMIT:.0f} s"]
     lines = told.decode(errors="replace").splitlines()
     return [line[:_TEXT] for line in lines[:_LINES]] + late
