@@ -160,10 +160,9 @@ def _delivered(
     """Return what is told of an item, from what all ranks did in rank order."""
     plan = transfer.task.plan
     first = published[plan.receivers[0]]
-    is_joint = plan.is_sharded and not plan.is_shared
     readers = tuple(rank for rank, one in enumerate(verdicts) if one.bytes_read)
     return Delivered(
-        digest=joint_digest(one.digest for one in published) if is_joint else first.digest,
+        digest=joint_digest(one.digest for one in published) if plan.has_parts else first.digest,
         readers=readers or plan.senders[:1],
         source_bytes_read=sum(one.bytes_read for one in verdicts) if plan.from_source else 0,
         peak_memory=max(one.peak_memory for one in verdicts),
@@ -187,7 +186,7 @@ def _timed_seal(one: Transfer) -> float:
 
 def _counts(plan: TransferPlan, trees: Sequence[Counts]) -> Counts | None:
     """Return the counts of a folder from those of each receiver."""
-    if plan.is_sharded and not plan.is_shared:
+    if plan.has_parts:
         return total(trees)
     # Only ``deleted`` differs: some nodes had another old version, or none.
     return max(trees, key=lambda one: one.deleted) if trees else None

@@ -68,6 +68,11 @@ class TransferPlan:
     is_shared: bool = False
 
     @property
+    def has_parts(self) -> bool:
+        """Whether the copies of the receivers are parts, each of which has a record."""
+        return self.is_sharded and not self.is_shared
+
+    @property
     def members(self) -> tuple[int, ...]:
         """The ranks that take part in the transfer, the senders first."""
         return self.senders + tuple(rank for rank in self.receivers if rank not in self.senders)
