@@ -5,8 +5,8 @@
  *
  *   sbatch, salloc, srun     options.c  collects the values of --stage and --stage-tolerate
  *                            submit.c   checks them and passes the list to the job
- *   each node's prolog       prepare.c  starts the filesystem of the job's disks, if it asks for
- * one each node, as root       prepare.c  makes the user's folders; in the helper's step only
+ *   each node's prolog       prepare.c  starts the filesystem of the job's disks
+ *   each node, as root       prepare.c  makes the user's folders; in the helper's step only
  *                            mark.c     marks the job as one that stages here
  *                            room.c     mounts the user's room beneath /run
  *   each node, as the user   gate.c     holds the tasks until every node has its files
