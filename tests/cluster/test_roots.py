@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.cluster import USERS
 from tests.cluster.processes import processes
-from tests.cluster.site import STAGECTL, digest
+from tests.cluster.site import STAGECTL, digest, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,9 +119,12 @@ def test_tasks_of_an_array_have_folders_of_their_own(site: Site) -> None:
 
 @pytest.fixture
 def job(site: Site) -> Iterator[Job]:
-    """A job of alice's that runs on n1, and does nothing."""
-    running = site.sbatch("sleep 600", "-wn1")
-    running.wait_for(lambda record: record["JobState"] == "RUNNING")
+    """A job of alice's that runs on n1, and does nothing.
+
+    Its state is RUNNING while the prolog still makes the folder: the script begins after it.
+    """
+    running = site.sbatch("echo begun; sleep 600", "-wn1")
+    wait_until(lambda: "begun" in running.written())
     yield running
     running.cancel()
     running.wait()
