@@ -230,12 +230,15 @@ def of_jobs(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
 
 
 def clean_up(examined: Examined) -> Iterator[tuple[Finding, list[str]]]:
-    """Slurm waits for root's clean-up after a job as long as a user can make it last."""
-    for key in ("PrologEpilogTimeout", "EpilogTimeout"):  # newer Slurm has the second
+    """Slurm waits for root's work before and after a job as long as a user can make it last."""
+    keys = {"PrologEpilogTimeout": "clean-up", "EpilogTimeout": "clean-up"}  # newer: the second
+    if examined.policy.shared_fs.mount:
+        keys["PrologTimeout"] = "start of a job's filesystem"
+    for key, what in keys.items():
         seconds = re.match(r"\d+", examined.site.slurm.get(key, ""))
         if seconds and int(seconds[0]) < _CLEAN_UP:
             text = (
-                f"{key} is {seconds[0]} s: Slurm drains a node whose clean-up takes longer, and a "
+                f"{key} is {seconds[0]} s: Slurm drains a node whose {what} takes longer, and a "
                 f"user's process can make it last almost {_CLEAN_UP} s"
             )
             yield problem("clean-up", text, f"set it to {_CLEAN_UP} or more, or remove it"), []

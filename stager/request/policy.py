@@ -275,7 +275,9 @@ class Cache(_Section):
     keep_free: DiskAmount = KEEP_FREE
     """What a stage leaves free of each disk: bytes, or percent of the disk."""
     user_limit: DiskAmount = "60%"
-    """The most that the copies of one user may take of each disk of a node; 0 for no limit."""
+    """The most of each disk of a node that one user's copies may take, `shared:` aside; 0 for no
+    limit.
+    """
     headroom: DiskAmount = 0
     """After a job, this much more than `keep_free` is made free, by removing old
     copies of any user; 0: none.
@@ -377,7 +379,7 @@ class Transfer(_Section):
     """
     readers: Count = 0
     """Nodes that read a file in turns: 1 to 64. `auto`: as many as
-    make it faster. Images, and folders without `mode=shard`, are read by one.
+    help. Images and whole folders are read by one; what all nodes see, by all.
     """
     writers: Count = 0
     """Threads that write on each node: 1 to 64. What is unpacked is written by one."""
@@ -459,10 +461,11 @@ class Shared(_Section):
 
 
 class SharedFsSection(_Section):
-    """``[shared_fs]``: a filesystem of a job's own disks, for jobs that stage to `shared:`."""
+    """``[shared_fs]``: a filesystem of a job's disks, for `shared:`."""
 
     driver: RootOrNone = ""
-    """The program that starts and stops it on each node of a job; empty for none.
+    """The program that starts and stops it on a job's nodes; if it fails, the job does, and no node
+    is drained. Empty for none.
     """
     folder: RootOrNone = ""
     """A folder on a disk of each node, for the jobs' data."""

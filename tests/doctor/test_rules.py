@@ -918,6 +918,14 @@ def test_a_filesystem_of_a_job_s_disks_needs_a_prolog_on_each_node_at_once() -> 
         site = replace(SITE, slurm={**SITE.slurm, "PrologFlags": flags})
         assert site_news(site) == []
         assert site_news(site, shared_fs=shared_fs) == expected
+    text = (
+        "PrologTimeout is 30 s: Slurm drains a node whose start of a job's filesystem takes "
+        "longer, and a user's process can make it last almost 50 s: set it to 50 or more, or "
+        "remove it"
+    )
+    site = replace(SITE, slurm={**SITE.slurm, "PrologTimeout": "30 sec"})
+    assert site_news(site) == []
+    assert site_news(site, shared_fs=shared_fs) == [(PROBLEM, text)]
 
 
 @pytest.mark.parametrize(
