@@ -7,12 +7,13 @@ import lzma
 import queue
 import sys
 import threading
-import zlib
 from contextlib import suppress
 from functools import partial
 from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from stager.archive.content import LONGEST_MAGIC, MAGICS
+from isal import igzip_lib
+
+from stager.archive.content import MAGICS
 from stager.archive.damage import DamagedError, UnsupportedError
 from stager.base.formats import Compression
 
@@ -28,6 +29,9 @@ Block = TypeVar("Block", bytes, memoryview)
 
 #: Bytes that are decompressed at a time: few enough for a processor's cache.
 BLOCK = 1 << 18
+#: Bytes with which a stream begins, unless it is shorter: more than a magic number, and than the
+#: header of gzip, whose fields ISA-L does not know any more when it goes on within them.
+_BEGINNING = 1 << 17
 #: Decompressed blocks that may wait to be written.
 _WAITING = 16
 #: The most bytes of memory that a file may require to be decompressed; xz -9 requires 65 MiB.
@@ -66,10 +70,17 @@ class _Stream(Protocol):
 
 #: What begins to decompress a stream.
 _STREAMS: dict[Compression, Callable[[], _Stream]] = {
+    Compression.GZIP: partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP),
     Compression.XZ: partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY),
     Compression.ZSTD: zstd.ZstdDecompressor,
     Compression.BZIP2: bz2.BZ2Decompressor,
 }
+#: What they raise for what they cannot read; bz2 raises an OSError without a number.
+_ERRORS: tuple[type[Exception], ...] = (
+    igzip_lib.IsalError,  # type: ignore[assignment] # declared as if it were an exception itself
+    lzma.LZMAError,
+    zstd.ZstdError,
+)
 
 
 def decompressed(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
@@ -77,12 +88,10 @@ def decompressed(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
 
     Several compressed streams in a row are one, and zeros may follow each. Raise DamagedError if
     the last one ends early, or if something else follows; UnsupportedError for what takes too much
-    memory or a dictionary; or an exception of zlib or bz2.
+    memory or a dictionary; or an exception of bz2.
     """
     if compression is Compression.NONE:
         return read_blocks(file)
-    if compression is Compression.GZIP:
-        return _gunzipped(file)
     return _in_streams(file, compression)
 
 
@@ -92,21 +101,8 @@ def read_blocks(archive: IO[bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _gunzipped(file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress gzip streams: zlib keeps what it did not take yet elsewhere than the others."""
-    data = b""
-    while True:
-        stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        while not stream.eof:
-            data = data or _more_of(file)
-            yield stream.decompress(data, BLOCK)
-            data = stream.unconsumed_tail
-        if not (data := _next_of(file, stream.unused_data, Compression.GZIP)):
-            return
-
-
 def _in_streams(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
-    data = b""
+    data = _beginning(file, b"")
     while True:
         stream = _STREAMS[compression]()
         while not stream.eof:
@@ -114,14 +110,16 @@ def _in_streams(file: IO[bytes], compression: Compression) -> Iterator[bytes]:
                 data = data or _more_of(file)
             yield _next_block(stream, data)
             data = b""
-        if not (data := _next_of(file, stream.unused_data, compression)):
+        if not (data := _beginning(file, stream.unused_data)):
             return
+        if not any(data.startswith(magic[: len(data)]) for magic in MAGICS[compression]):
+            raise DamagedError("something else follows the compressed data")
 
 
 def _next_block(stream: _Stream, data: bytes) -> bytes:
     try:
         return stream.decompress(data, BLOCK)
-    except (lzma.LZMAError, zstd.ZstdError) as error:
+    except _ERRORS as error:
         for words, meaning in _MEANINGS.items():
             if words in str(error):
                 raise UnsupportedError(meaning) from None
@@ -135,15 +133,10 @@ def _more_of(file: IO[bytes]) -> bytes:
     raise DamagedError("it ends early")
 
 
-def _next_of(file: IO[bytes], data: bytes, compression: Compression) -> bytes:
-    """Return the beginning of the next compressed stream, without the zeros before it, if any.
-
-    Raise DamagedError if something else is there.
-    """
-    while len(data := data.lstrip(b"\0")) < LONGEST_MAGIC and (more := file.read(BLOCK)):
+def _beginning(file: IO[bytes], data: bytes) -> bytes:
+    """Return the beginning of the next stream in ``data`` and the file, without zeros before it."""
+    while len(data := data.lstrip(b"\0")) < _BEGINNING and (more := file.read(BLOCK)):
         data += more
-    if not any(data.startswith(magic[: len(data)]) for magic in MAGICS[compression]):
-        raise DamagedError("something else follows the compressed data")
     return data
 
 

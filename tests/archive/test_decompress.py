@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.archive.decompress import zstd
+from stager.archive.decompress import BLOCK, decompressed, zstd
+from stager.base.formats import COMPRESSIONS
 from tests.support.archives import NO_LIMITS, a_file, damaged, refused, tar_of, unpack
 
 if TYPE_CHECKING:
@@ -25,6 +27,16 @@ def test_a_cut_off_zstd_archive_lacks_the_end_of_its_tar(out: Path) -> None:
     text = zstd.compress(tar_of(*(a_file(f"f{n}", os.urandom(900)) for n in range(300))))
     why = damaged("it ends early", "x.tar.zst")
     assert refused(text[:-140_000], out, "x.tar.zst") == why
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_however_much_is_in_few_bytes_it_comes_in_blocks(suffix: str) -> None:
+    ways: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd.compress, ".bz2": bz2.compress,
+    }  # fmt: skip
+    text = ways[suffix](bytes(40 * BLOCK + 1))
+    sizes = [len(one) for one in decompressed(io.BytesIO(text), COMPRESSIONS[suffix])]
+    assert (max(sizes), sum(sizes)) == (BLOCK, 40 * BLOCK + 1)
 
 
 @pytest.mark.parametrize("suffix", [".tar.gz", ".tar.xz", ".tar.zst"])

@@ -9,13 +9,16 @@ import io
 import lzma
 import os
 import re
+import struct
+import zlib
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from stager.archive.decompress import BLOCK
 from stager.archive.target import Limits
 from stager.archive.unpack import decompress
 from stager.base.errors import SourceError, SpaceError, StageError, UsageError
@@ -157,6 +160,60 @@ def test_whatever_was_done_to_a_file_its_bytes_arrive_or_none(
         _, found = written(cache, bytes(text[:end]), suffix)
         assert found == data
     assert os.listdir(cache.partial) == []
+
+
+#: A flag of gzip's header for each optional part of it, and the bits that have no meaning yet.
+TEXT, HEADER_CRC, EXTRA, NAME, COMMENT, RESERVED = 1, 2, 4, 8, 16, 0xE0
+
+
+def gzipped(data: bytes, flags: int, field: bytes = b"field", level: int = 6) -> bytes:
+    """Compress ``data`` with these optional parts in the header, each text being ``field``."""
+    header = struct.pack("<4BI2B", 0x1F, 0x8B, 8, flags, 0, 0, 3)
+    header += struct.pack("<H", len(field)) + field if flags & EXTRA else b""
+    header += (field + b"\0") * bool(flags & NAME) + (field + b"\0") * bool(flags & COMMENT)
+    header += struct.pack("<H", zlib.crc32(header) & 0xFFFF) if flags & HEADER_CRC else b""
+    deflated = zlib.compress(data, level, wbits=-15)
+    return header + deflated + struct.pack("<2I", zlib.crc32(data), len(data))
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    flags=st.integers(0, 31),
+    changes=st.lists(st.tuples(st.integers(-400, 399), st.integers(1, 255)), max_size=2),
+    end=st.none() | st.integers(1, 400),
+)
+@example(flags=0, changes=[(-8, 1)], end=None)  # the CRC
+@example(flags=0, changes=[(-4, 1)], end=None)  # the length
+@example(flags=HEADER_CRC, changes=[(10, 1)], end=None)
+def test_gzip_is_refused_where_zlib_refuses_it(
+    cache: Cache, flags: int, changes: list[tuple[int, int]], end: int | None
+) -> None:
+    """ISA-L ignores the reserved flags, which zlib refuses; the data's CRC is checked anyway."""
+    text = bytearray(gzipped(b"some words " * 300 + bytes(range(256)), flags))
+    for at, change in changes:
+        text[at % len(text)] ^= change
+    text = text[:end]
+    assume(len(text) < 4 or not text[3] & RESERVED)
+    try:
+        expected = zlib.decompress(text, wbits=31)
+    except zlib.error:
+        assert type(refused(cache, bytes(text), ".gz")) is SourceError
+    else:
+        assert written(cache, bytes(text), ".gz")[1] == expected
+        os.unlink(f"{cache.root}/copy")
+
+
+@pytest.mark.parametrize("cut", [5, 15, 600, 1200, 1814])
+def test_a_header_of_gzip_may_lie_across_two_blocks(cache: Cache, cut: int) -> None:
+    """Such as the file's first 512 bytes, by which its format is known, and the ones after them."""
+    second = gzipped(b"data", TEXT | HEADER_CRC | EXTRA | NAME | COMMENT, b"field" * 120)
+    size = BLOCK + 512 - cut - len(gzipped(bytes(BLOCK), 0, level=0)) + BLOCK
+    first = gzipped(bytes(size), 0, level=0)
+    assert len(first) == BLOCK + 512 - cut
+    assert written(cache, second + first, ".gz")[1] == b"data" + bytes(size)
+    assert written(cache, first + second, ".gz")[1] == bytes(size) + b"data"
 
 
 @SUFFIXES
