@@ -27,7 +27,9 @@ DATA, COPY = "/shared/bench.data", "/nvme/bench.data"
 MIB = 1 << 20
 #: MiB of the data that are different; zstd looks back less far.
 _PERIOD = 32
-MOVING, DECODING = "moving the .zst alone", "zstd -d alone, on every node"
+MOVING, DECODING = "moving the compressed file alone", "decompressing alone, on every node"
+#: By suffix, what compresses a file to the standard output, and what does the reverse.
+FORMATS = {"zst": ("zstd -qcT0", "zstd -dqc"), "gz": ("gzip -c", "gzip -dc")}
 
 
 def make_data(path: Path, size: int) -> None:
@@ -45,22 +47,22 @@ def make_data(path: Path, size: int) -> None:
             file.write(block[: size - at])
 
 
-def ways(nodes: int) -> dict[str, dict[str, str]]:
+def ways(nodes: int, suffix: str) -> dict[str, dict[str, str]]:
     """Return each way's shell commands: untimed preparation, timed command."""
     each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
-    forget = f"{each} rm -f {COPY} {COPY}.zst"
-    decode = f"TIMEFORMAT=%R; time zstd -dq {COPY}.zst -o {COPY}"
+    forget = f"{each} rm -f {COPY} {COPY}.{suffix}"
+    decode = f"{FORMATS[suffix][1]} {COPY}.{suffix} >{COPY}"
     stage = f'{STAGECTL} stage --json {{}} | {PYTHON} -c "{ALONE}"'
-    move = stage.format(f"{DATA}.zst:{COPY}.zst")
+    move = stage.format(f"{DATA}.{suffix}:{COPY}.{suffix}")
     slowest = "sort -n | tail -1 | sed 's/^/alone /'"
     found = {
-        OURS: (forget, stage.format(f"{DATA}.zst:{COPY},decompress")),
+        OURS: (forget, stage.format(f"{DATA}.{suffix}:{COPY},decompress")),
         MOVING: (forget, move),
-        DECODING: (f"{forget}; {move}", f"{each} bash -c '{decode}' 2>&1 | {slowest}"),
-        "one after the other": (
-            forget,
-            f"{move} && {each} zstd -dq {COPY}.zst -o {COPY}",
+        DECODING: (
+            f"{forget}; {move}",
+            f"{each} bash -c 'TIMEFORMAT=%R; time {decode}' 2>&1 | {slowest}",
         ),
+        "one after the other": (forget, f"{move} && {each} sh -c '{decode}'"),
     }
     return {
         name: {"before": before, "run": f"set -o pipefail; {line}"}
@@ -95,17 +97,19 @@ def main() -> int:
     parser.add_argument("--nvme", choices=["tmpfs", "folder"], default="tmpfs")
     parser.add_argument("--size", type=int, default=3 << 29, help="bytes before compression")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--format", choices=FORMATS, default="zst")
     parser.add_argument("--wire", type=int, default=0, help="MB/s that a node sends; 0: no limit")
     options = parser.parse_args()
     console = Console()
     for nodes in options.nodes:
         with Site(nodes, options.nvme) as site:
             make_data(site.shared("bench.data"), options.size)
-            site.run(f"zstd -q -T0 {DATA} -o {DATA}.zst", timeout=600)
-            compressed = site.shared("bench.data.zst").stat().st_size
+            file = f"{DATA}.{options.format}"
+            site.run(f"{FORMATS[options.format][0]} {DATA} >{file}", timeout=600)
+            compressed = site.shared(f"bench.data.{options.format}").stat().st_size
             if options.wire:
                 hold(site, options.wire)
-            results = run_rounds(site, ways(nodes), options.rounds)
+            results = run_rounds(site, ways(nodes, options.format), options.rounds)
         wire = f", {options.wire} MB/s" if options.wire else ""
         title = f"{compressed} bytes of {options.size}, {nodes} nodes, {options.nvme}{wire}"
         console.print(table(results, title))
