@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from tests.support.hub import Hub
 from tests.support.images import MAKE_IMAGE, blobs_sent, credentials, htpasswd, registry_config
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator, Mapping
 
     from tests.cluster.site import Site
@@ -221,6 +221,23 @@ class Azurite:
             'client_options={"allow_http": True})\n'
             f'obstore.put(store, {path!r}, open("/shared/blob", "rb").read(), '
             f"attributes={metadata!r})"
+        )
+
+    def put_all(self, folder: str, prefix: str) -> None:
+        """Write the files of a folder that all machines see as blobs."""
+        self._run(
+            "import obstore, os; from obstore.store import AzureStore\n"
+            f'store = AzureStore("{self.container}", account_name="{self.account}", '
+            'client_options={"allow_http": True})\n'
+            f"for one in os.scandir({folder!r}):\n"
+            f'    obstore.put(store, {prefix!r} + one.name, open(one.path, "rb").read())'
+        )
+
+    def asked(self) -> Counter[str]:
+        """Return how often data of each blob was asked for, by its path in the container."""
+        place = f"/{self.account}/{self.container}/"
+        return Counter(
+            re.findall(rf'"GET {place}([^? ]+)\S* HTTP/1.1" 20[06] ', self.log.read_text())
         )
 
     def make_container(self) -> None:

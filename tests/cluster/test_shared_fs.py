@@ -56,7 +56,8 @@ def left(site: Site, *nodes: str) -> list[str]:
     """Return what there is of any job's filesystem on the nodes."""
     folders = " ".join(f"{folder}/*" for folder in (MOUNT, DATA, NOTES))
     daemons = f"[s]leep {DAEMON}|[m]fs(master|chunkserver|mount) "
-    look = f"pgrep -fa '{daemons}'; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
+    ports = "ss -Hltn 'sport >= :12000 and sport < :32000'"  # of the driver moosefs
+    look = f"pgrep -fa '{daemons}'; {ports}; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
     return [
         f"{node}: {line}"
         for node in nodes or site.nodes

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.site import HANGS, POLICY, PREFIX, REPOSITORY, wait_until
+from tests.bench.shared_store import make_files
+from tests.cluster.servers import Azurite, azurite
+from tests.cluster.site import HANGS, POLICY, PREFIX, REPOSITORY, digest, wait_until
 from tests.cluster.test_shared_fs import MOUNT, left
+from tests.cluster.test_stores import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,13 @@ ON_EACH = f"""set -e
 [ $STAGE_SHARED = {MOUNT}/$SLURM_JOB_ID ]
 diff -r /shared/plain $STAGE_SHARED/data
 hostname > $STAGE_SHARED/scratch/$(hostname)
+"""
+#: How many files are checked by their sums, and as many objects.
+OBJECTS = 512
+CHECK = """set -e
+cd $STAGE_SHARED
+for folder in objects files; do (cd $folder; sha256sum --quiet -c /shared/sums); done
+echo $(hostname) $(find objects files -type f | wc -l) files
 """
 
 
@@ -50,7 +60,8 @@ def _moosefs(tidied_site: Site) -> None:
 def shared_site(site: Site, _moosefs: None) -> Iterator[Site]:
     """The site whose jobs get a filesystem of their disks."""
     table = f'[shared_fs]\ndriver = "/shared/driver"\nfolder = "/nvme"\nmount = "{MOUNT}"\n'
-    with site.policy(POLICY + table):
+    source = f'[source]\nallow = ["az://"]\nendpoints = ["{Azurite.endpoint}"]\n'
+    with site.policy(POLICY + table + source):
         yield site
 
 
@@ -93,4 +104,40 @@ def test_two_jobs_on_the_same_nodes_have_files_of_their_own(shared_site: Site) -
     assert not [line for line in left(shared_site) if re.search(rf"/{second.id}\b", line)]
     shared_site.run("touch go")
     assert first.wait().exit_code == "0:0", first.output()
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.nightly
+def test_many_gzipped_objects_and_files_are_read_once_and_right_on_all_nodes(
+    shared_site: Site,
+) -> None:
+    """512 of each, 2 GB when decompressed, as CosmoFlow's."""
+    made = shared_site.shared("set")
+    made.mkdir()
+    make_files(made, OBJECTS, 4_000_000)
+    sums = [f"{digest(one)}  {one.name}\n" for one in (made / "plain").iterdir()]
+    shared_site.shared("sums").write_text("".join(sums))
+    shutil.rmtree(made / "plain")
+    url = f"az://{Azurite.account}/{Azurite.container}/set/"
+    sources = {"objects": url, "files": "/shared/set/zipped"}
+    wishes = [f"{url}:shared:/{name},decompress=*.gz" for name, url in sources.items()]
+    script = f"srun sh /shared/check && stagectl stage {' '.join(wishes)}"
+    shared_site.shared("check").write_text(CHECK)
+    with azurite(shared_site, KEY) as store:
+        store.put_all("/shared/set/zipped", "set/")
+        job = shared_site.sbatch(
+            script, "-N4", f"--stage={';'.join(wishes)}", env=store.environment
+        )
+        assert job.wait(600).exit_code == "0:0", job.output()
+        asked = store.asked()
+    assert (len(asked), {*asked.values()}) == (OBJECTS, {1})
+    for name, url in sources.items():
+        copy = f"stage: {MOUNT}/{job.id}/{name}: "
+        assert (
+            f"{copy}512 files, 562.5 MiB from {url} once for n[1-4] (4 nodes) in " in job.output()
+        )
+        assert f"{copy}current on n[1-4] (4 nodes), nothing moved (" in job.output()
+    assert sorted(re.findall("^n. .*", job.output(), re.M)) == [
+        f"n{node} {2 * OBJECTS} files" for node in (1, 2, 3, 4)
+    ]
     wait_until(lambda: left(shared_site) == [], HANGS)
