@@ -90,20 +90,25 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 
-def test_two_jobs_on_the_same_nodes_have_files_of_their_own(shared_site: Site) -> None:
+def test_jobs_at_once_on_the_same_nodes_and_on_others_have_files_of_their_own(
+    shared_site: Site,
+) -> None:
     shared_site.run("rm -f begun go")
     wait = "touch begun; until [ -e go ]; do sleep 0.1; done"
-    first = shared_site.sbatch(f"{wait}; srun sh /shared/each", "-N2", "-wn1,n2", STAGE)
+    see = "srun sh /shared/each; cd $STAGE_SHARED; echo $(ls . scratch)"
+    first = shared_site.sbatch(f"{wait}; {see}", "-wn1,n2", STAGE)
     home = shared_site.path("login", "/home/alice")
     wait_until((home / "begun").exists, HANGS)
-    script = "cd $STAGE_SHARED; rm -r data/in; echo $(ls . data)"
-    second = shared_site.sbatch(script, "-N2", "-wn1,n2", STAGE)
-    assert second.wait().exit_code == "0:0"
-    assert second.output().endswith("\n.: data scratch data: large\n")
+    same = shared_site.sbatch("cd $STAGE_SHARED; rm -r data/in; echo $(ls *)", "-wn1,n2", STAGE)
+    others = shared_site.sbatch(see, "-wn3,n4", STAGE)
+    for job, last in ((same, "data: large scratch:"), (others, ".: data scratch scratch: n3 n4")):
+        assert (job.wait().exit_code, job.output().splitlines()[2:]) == ("0:0", [last])
     shared_site.await_epilogs()
-    assert not [line for line in left(shared_site) if re.search(rf"/{second.id}\b", line)]
+    assert {line for line in left(shared_site) if not line.startswith(("n1:", "n2:"))} == set()
+    assert not [line for line in left(shared_site) if re.search(rf"/{same.id}\b", line)]
     shared_site.run("touch go")
     assert first.wait().exit_code == "0:0", first.output()
+    assert first.output().endswith("\n.: data scratch scratch: n1 n2\n")
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 
