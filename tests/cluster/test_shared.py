@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.cluster import USERS
-from tests.cluster.mid_transfer import BEHIND, SLOW, receives, slow_source
+from tests.cluster.mid_transfer import (
+    BEHIND,
+    MICROSECONDS,
+    SLOW,
+    kill_rank,
+    receives,
+    slow_source,
+)
 from tests.cluster.site import STAGECTL, wait_until
+from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +72,10 @@ def using(site: Site, nodes: str) -> Iterator[Job]:
 
 
 @contextmanager
-def _seen(site: Site, node: str) -> Iterator[None]:
-    """Have another node see the slow source."""
-    site.run(["/shared/slow_folder", BEHIND, SLOW, "0"], user="root", on=node)
+def _seen(site: Site, node: str, microseconds: int = 0) -> Iterator[None]:
+    """Have another node see the slow source, with an answer's time of its own."""
+    line = ["/shared/slow_folder", BEHIND, SLOW, str(microseconds)]
+    site.run(line, user="root", on=node)
     yield
     site.run(["umount", "--lazy", SLOW], user="root", on=node)
 
@@ -123,6 +132,26 @@ def test_two_jobs_on_other_nodes_write_it_once(site: Site) -> None:
         written = facts(site)
         ended(second)
         assert facts(site) == written
+
+
+@pytest.mark.parametrize("node", ["n2", repeated("n1")])
+def test_a_rank_that_is_killed_while_it_writes_leaves_nothing(site: Site, node: str) -> None:
+    with slow_source(site, 3 << 20), _seen(site, "n2", MICROSECONDS):
+        site.run(f"cp {BEHIND}/data {BEHIND}/other")
+        job = stage(site, "n[1-2]", f"--stage={SLOW}:{DST}")
+        wait_until(lambda: all(receives(site, one, f"{CACHE}/partial") for one in ("n1", "n2")))
+        kill_rank(site, node)
+        assert job.wait().exit_code == "8:0"
+    # Either the other rank notices first, or Slurm.
+    why = rf"({node}: the staging process there was killed, or the node failed|srun ended with .*)"
+    told = (
+        rf"stage: staging ended early: {why}; submit again\n(  .*\n)*"
+        r"stage: the job's own program was not started \(exit code 8\)\n"
+    )
+    assert re.fullmatch(told, job.output()), job.output()
+    assert not site.path("login", DST).exists()
+    assert " once for n[1-2] (2 nodes) in " in ended(stage(site, "n[1-2]"))
+    assert [*site.path("login", f"{CACHE}/partial").iterdir()] == []
 
 
 # Attacks
