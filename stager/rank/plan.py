@@ -201,7 +201,7 @@ def _plan_shared(
     options = item.options
     is_whole = is_zip(item.source) if options.extract else options.decompress
     if is_whole or item.scheme.is_made:
-        return TransferPlan(size, ranks[:1], (), ranks[:1], True, "", is_shared=True)
+        return TransferPlan(size, ranks[:1], ranks[1:], ranks[:1], True, "", is_shared=True)
     plan = make_plan(size, surveys, readers)
     return replace(plan, is_shared=True)
 

@@ -5,6 +5,7 @@ The attacks are tried for real, by bob against alice; none succeeds.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ from tests.cluster.mid_transfer import (
     receives,
     slow_source,
 )
+from tests.cluster.servers import HOST, HUB_PORT, Registry, hub, registry
 from tests.cluster.site import STAGECTL, wait_until
+from tests.support.images import BLOBS
 from tests.support.nightly import repeated
 
 if TYPE_CHECKING:
@@ -152,6 +155,32 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_nothing(site: Site, node: 
     assert not site.path("login", DST).exists()
     assert " once for n[1-2] (2 nodes) in " in ended(stage(site, "n[1-2]"))
     assert [*site.path("login", f"{CACHE}/partial").iterdir()] == []
+
+
+def test_a_model_and_an_image_are_asked_for_once_and_written_once(site: Site) -> None:
+    files = {"weights.bin": os.urandom(20_000_001), "below/config.json": b"{}", "empty": b""}
+    image = f"docker://{Registry.name}/team/img:v1"
+    allowed = (
+        f'roots = ["{ROOT}"]\n[source]\nallow = ["hf://org/", "{image}"]\n'
+        f'endpoints = ["https://{HOST}:{HUB_PORT}"]\nca_file = "/shared/ca.pem"\n'
+    )
+    with hub(site) as models, registry(site) as images, site.policy(allowed):
+        site.run(f"cat /shared/hub/ca.pem {images.certificate} >/shared/ca.pem")
+        models.commit("models/org/model", files)
+        images.push("team/img:v1", "text", 20_000_000)
+        wish = f"--stage=hf://org/model:{ROOT}/model;{image}:{ROOT}/img.sqsh"
+        copies = "model: 3 files, 19.1 MiB from hf://org/model", f"img.sqsh: 19.1 MiB from {image}"
+        for nodes in ("n[1-2]", "n[3-4]"):
+            job = site.sbatch("true", f"-w{nodes}", wish, env={"HF_ENDPOINT": models.endpoint})
+            said = ended(job)
+            for copy in copies if nodes == "n[1-2]" else ():
+                assert f"stage: {ROOT}/{copy} once for n[1-2] (2 nodes) in " in said
+        assert said.count(": current on n[3-4] (2 nodes), nothing moved (") == 2
+        assert models.served() == {"weights.bin": 20_000_001, "config.json": 2}
+        assert [*images.sent().values()] == [1] * BLOBS
+    there = site.path("login", f"{ROOT}/model")
+    assert {name: (there / name).read_bytes() for name in files} == files
+    assert site.run(["unsquashfs", "-cat", f"{ROOT}/img.sqsh", "data/kept"]).stdout == "text\n"
 
 
 # Attacks
