@@ -86,7 +86,7 @@ def listing(tmp_path: Path) -> Listing:
     return walk(str(folder))
 
 
-RECORD = """{"version": 7, "source": "/data/img", "destination": "/nvme/img",
+RECORD = """{"version": 8, "source": "/data/img", "destination": "/nvme/img",
  "source_facts": {"size": 10, "mtime_ns": -20, "ctime_ns": 30, "inode": 40, "revision": ""},
  "copy_facts": {"size": 10, "mtime_ns": -20, "inode": 50, "owner": 60},
  "digest": "00112233445566778899aabbccddeeff", "staged_at": 70, "used_at": 80, "used_by_job": 90,

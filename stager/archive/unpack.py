@@ -46,7 +46,7 @@ class SingleTarget(Protocol):
 def decompress(compressed: IO[bytes], name: str, partial: SingleTarget, limits: Limits) -> str:
     """Decompress the file of that ``name`` into ``partial``.
 
-    Return the xxh3-128 of what was written, in hexadecimal. Raise UsageError if that is more than
+    Return the digest of what was written, in hexadecimal. Raise UsageError if that is more than
     the site allows, SourceError if the file is damaged, SpaceError or DestinationError.
     """
     whole = _Whole(name, partial, limits)

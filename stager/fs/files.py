@@ -17,10 +17,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from stager.base import linux
 from stager.base.codec import Count, Time  # noqa: TC001 - the codec reads the types
+from stager.base.digest import Digest
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.options import Share
 from stager.base.paths import RECORDS_FOLDER
@@ -143,11 +142,11 @@ def remove_tree(path: str) -> None:
 
 
 def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
-    """Return the xxh3-128 of a file in hexadecimal, read from the disk past the page cache.
+    """Return the digest of a file in hexadecimal, read from the disk past the page cache.
 
     Raise OSError if it cannot be read or is not a plain file.
     """
-    digest = xxhash.xxh3_128()
+    digest = Digest()
     flags |= os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     with ExitStack() as stack:
         descriptor = stack.enter_context(opened(path, flags))
@@ -163,10 +162,10 @@ def read_back(path: str | bytes, flags: int = os.O_NOFOLLOW) -> str:
         with memoryview(buffer) as view:
             at = 0
             while at < size and (done := os.preadv(descriptor, [buffer], at)):
-                digest.update(view[:done])
+                digest.update(view[:done], at)
                 at += done
                 count()
-    return digest.hexdigest()
+    return digest.hexdigest(at)
 
 
 def sync_folder(folder: int) -> None:
@@ -359,13 +358,14 @@ def check_read_only(folder: str) -> None:
 
 
 def digest_of(path: str) -> str:
-    """Return the xxh3-128 of a file in hexadecimal, by way of the page cache. Raise OSError."""
-    digest = xxhash.xxh3_128()
+    """Return the digest of a file in hexadecimal, by way of the page cache. Raise OSError."""
+    digest, at = Digest(), 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(READ_SIZE):
-            digest.update(block)
+            digest.update(memoryview(block), at)
+            at += len(block)
             count()
-    return digest.hexdigest()
+    return digest.hexdigest(at)
 
 
 def copy_mode(mode: int, share: Share = Share.NONE, *, is_folder: bool = False) -> int:

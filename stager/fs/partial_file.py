@@ -209,7 +209,7 @@ class Partial:
         return os.open(f"/proc/self/fd/{self._file.descriptor}", flags | os.O_CLOEXEC)
 
     def read_back(self) -> str:
-        """Return the xxh3-128 of what is on the disk, in hexadecimal, past the page cache."""
+        """Return the digest of what is on the disk, in hexadecimal, past the page cache."""
         with stage_errors(self._folder):
             # The entry in /proc is a link, so links must be followed.
             return read_back(f"/proc/self/fd/{self._file.descriptor}", flags=0)

@@ -127,7 +127,7 @@ class DecompressingTree:
         #: The decoder of a file that continues in the next part, and the bytes that it lacks.
         self._decoder: Piped[None] | None = None
         self._missing = 0
-        #: The xxh3-128 of each decompressed file, by row.
+        #: The digest of each decompressed file, by row.
         self.digests: dict[int, bytes] = {}
 
     def writing(self) -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stager.base.digest import DIGEST_SIZE
 from stager.base.errors import IntegrityError, LaunchError
 from stager.fs.partial_file import Joined, Partial
 from stager.rank.file_transfer import FileSink, Published, Sink
@@ -19,7 +20,7 @@ from stager.store.parents import made_parents
 from stager.tree.listing import Listing, pack, text_of, unpack
 from stager.tree.partial_tree import PartialTree
 from stager.tree.shard import balanced
-from stager.tree.stream import DIGEST_SIZE, Stream, place
+from stager.tree.stream import Stream, place
 
 if TYPE_CHECKING:
     from array import array

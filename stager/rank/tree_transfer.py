@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.digest import DIGEST_SIZE, digest_of_data
 from stager.base.errors import Failure, IntegrityError
 from stager.base.formats import is_zip
 from stager.base.options import Relocate
@@ -38,7 +39,7 @@ from stager.tree.environments import (
 )
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.partial_tree import PartialTree
-from stager.tree.stream import DIGEST_SIZE, Stream, StreamDigest, StreamReader, StreamWriter, place
+from stager.tree.stream import Stream, StreamDigest, StreamReader, StreamWriter, place
 from stager.tree.table import Table
 from stager.tree.update import in_the_way
 
@@ -337,7 +338,7 @@ class FolderSink(TreeSink):
         with self._tree.writing():
             for row, data in made.items():
                 self._tree.create(row, data)
-                digests[row] = xxhash.xxh3_128_digest(data)
+                digests[row] = digest_of_data(data)
         self._originals = {}
         if self.task.source.relocation:
             known = self._reuse.table.originals if self._reuse.table else {}
@@ -446,7 +447,7 @@ def unpacked_relocation(
 
 
 def relocated(tree: PartialTree, listing: Listing, relocation: Relocation) -> dict[int, bytes]:
-    """Relocate all files of a new ``tree``. Return the xxh3-128 of those that changed, by row."""
+    """Relocate all files of a new ``tree``. Return the digest of those that changed, by row."""
     rows = b"\1" * len(listing)
     changed = relocate(tree, listing, relocation, fresh=rows, originals={})
     return {row: digest for row, (_, digest) in changed.items()}

@@ -22,7 +22,7 @@ from stager.fs.files import WRITABLE, CopyFacts
 from stager.source.description import SourceFacts
 
 #: Version of the record's shape; a record of another version counts as absent.
-VERSION = 7
+VERSION = 8
 #: A digest that no file has, for a copy whose content is not known any more.
 _UNKNOWN_DIGEST = "0" * 32
 #: What a record's file begins with, before its checksum.
@@ -85,9 +85,9 @@ class TreeFacts:
 class Record:
     """One staged file, or folder if it has a ``tree``.
 
-    Times are seconds since 1970. ``digest`` is the xxh3-128 in hexadecimal of a file's bytes, or of
-    the digests of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy is not
-    evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
+    Times are seconds since 1970. ``digest`` is that of a file (`base.digest`) in hexadecimal, or
+    the xxh3-128 of those of all files of a folder. ``lifetime`` is a `Lifetime`. A ``pinned`` copy
+    is not evicted until its user unpins it. The facts of a folder hold the sizes of all its files.
     A copy that was ``made`` in any way has other bytes than its source: see `Options.made`.
     """
 

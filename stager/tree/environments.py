@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.digest import digest_of_data
 from stager.base.mounts import is_network, mounts
 from stager.base.paths import VENV_CONFIG
 from stager.base.text import printable
@@ -164,7 +165,7 @@ def relocate(
 ) -> dict[int, tuple[bytes, bytes]]:
     """Rewrite the paths in those files of the ``tree`` whose rows are marked in ``fresh``.
 
-    Return the rows of the files that changed, each with the file's data before and the xxh3-128 of
+    Return the rows of the files that changed, each with the file's data before and the digest of
     its data now. An earlier stage rewrote the files that are not fresh; ``originals`` has their
     data before that. Raise SpaceError or DestinationError.
     """
@@ -176,7 +177,7 @@ def relocate(
                 original = _rewritable(tree, row, listing.sizes[row])
                 if (data := rewrite(original)) != original:
                     tree.rewrite(row, data)
-                    changed[row] = original, xxhash.xxh3_128_digest(data)
+                    changed[row] = original, digest_of_data(data)
     return changed
 
 

@@ -224,7 +224,7 @@ class PartialTree:
                 os.close(descriptor)
 
     def read_back(self, row: int) -> bytes:
-        """Return the xxh3-128 of the row's file, read from the disk and not from the page cache."""
+        """Return the digest of the row's file, read from the disk and not from the page cache."""
         with stage_errors(self.path):
             return bytes.fromhex(read_back(self._base + self._listing.paths[row]))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import xxhash
 
 from stager.base.codec import listed_time
-from stager.base.digest import Digest
+from stager.base.digest import DIGEST_SIZE, Digest, digest_of_data
 from stager.base.errors import SourceError
 from stager.base.extents import Spans
 from stager.base.linux import IS_LINK, PASS_FOLDER, open_at, open_beneath
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from stager.tree.listing import Listing
 
-#: Bytes of an xxh3-128.
-DIGEST_SIZE = 16
 #: Seconds for a file from which storage counts as slow: several times what a local disk takes.
 _SLOW = 200e-6
 #: The errors for a file that was listed and is not there, or not there any more.
@@ -330,7 +328,7 @@ class StreamDigest:
         for row, start, within, length in self._stream.parts(offset, len(data)):
             part = data[start : start + length]
             if length == self._stream.listing.sizes[row]:
-                self._note(row, xxhash.xxh3_128_digest(part))
+                self._note(row, digest_of_data(part))
                 continue
             if not self._file or self._file[0] != row:
                 self._end_file()
@@ -345,7 +343,7 @@ class StreamDigest:
     def _end_file(self) -> None:
         if self._file:
             row, digest = self._file
-            self._note(row, bytes.fromhex(digest.hexdigest(self._stream.listing.sizes[row])))
+            self._note(row, digest.digest(self._stream.listing.sizes[row]))
             self._file = None
 
     def _note(self, row: int, digest: bytes) -> None:

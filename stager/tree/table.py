@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-import xxhash
-
+from stager.base.digest import DIGEST_SIZE, digest_of_data
 from stager.tree.listing import Kind, Listing, Row, pack, unpack
-from stager.tree.stream import DIGEST_SIZE, place
+from stager.tree.stream import place
 
 if TYPE_CHECKING:
     import os
@@ -36,7 +35,7 @@ class Table:
     inodes: array[int]
     sizes: array[int]
     mtimes: array[int]
-    #: The xxh3-128 of each copy, DIGEST_SIZE bytes a row; zeros for a row that is no file.
+    #: The digest of each copy, DIGEST_SIZE bytes a row; zeros for a row that is no file.
     digests: bytes
     #: By row: the source's data of a file that was rewritten in the copy, as `venv` does. This data
     #: is what is sent to another node.
@@ -88,13 +87,13 @@ class Table:
         return table
 
     def digest(self, row: int) -> bytes:
-        """Return the xxh3-128 of the row's copy."""
+        """Return the digest of the row's copy."""
         return self.digests[place(row)]
 
     def sent_digest(self, row: int) -> bytes:
-        """Return the xxh3-128 of the data that is sent of the row's file."""
+        """Return the digest of the data that is sent of the row's file."""
         original = self.originals.get(row)
-        return self.digest(row) if original is None else xxhash.xxh3_128_digest(original)
+        return self.digest(row) if original is None else digest_of_data(original)
 
     def has_stat(self, row: int, there: os.stat_result) -> bool:
         """Return whether what is ``there`` is the row's copy as it was published."""

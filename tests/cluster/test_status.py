@@ -102,14 +102,14 @@ def test_status_as_json_and_by_user(site: Site) -> None:
 def test_a_record_that_cannot_be_read_is_counted(site: Site) -> None:
     site.sbatch("true", "-N4", WISH).wait()
     [record] = site.records("n2")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "version": 8}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "version": 9}))
     job = site.sbatch(f"{STAGECTL} status", "-N4")
     assert job.wait().exit_code == "0:0"
     path = f"/nvme/.slurm-stage/5001/records/{record.name}"
     assert job.output().splitlines()[-1] == (
         "n2: 1 record cannot be read, so its copy, if there is one, is not listed; its user can "
         "stage it again (if it is a folder, first delete that folder). The record: "
-        f"{path}: version 8, expected 7"
+        f"{path}: version 9, expected 8"
     )
 
 

@@ -316,8 +316,8 @@ def _too_long(path: str) -> str:
 
 
 def _newer(path: str) -> str:
-    _rewrite(path, {"version": 8})
-    return "version 8, expected 7"
+    _rewrite(path, {"version": 9})
+    return "version 9, expected 8"
 
 
 def _cut(path: str) -> str:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stager.base.digest import DIGEST_SIZE
 from stager.fs.files import digest_of
 from stager.store.record import Record, TreeFacts
 from stager.tree.listing import Kind, Listing, Row, text_of
 from stager.tree.partial_tree import PartialTree
-from stager.tree.stream import DIGEST_SIZE, place
+from stager.tree.stream import place
 from stager.tree.table import Table
 from tests.support.records import RECORD
 

@@ -15,11 +15,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.base.digest import DIGEST_SIZE
 from stager.base.errors import IntegrityError, SourceError
 from stager.base.extents import Extent
 from stager.tree import stream as module
 from stager.tree.listing import Kind, Listing, Row
-from stager.tree.stream import DIGEST_SIZE, Part, Stream, StreamDigest, StreamReader, StreamWriter
+from stager.tree.stream import Part, Stream, StreamDigest, StreamReader, StreamWriter
 from stager.tree.walk import walk
 
 if TYPE_CHECKING:

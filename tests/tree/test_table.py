@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stager.tree.stream import DIGEST_SIZE
+from stager.base.digest import DIGEST_SIZE
 from stager.tree.table import Table
 from stager.tree.update import look
 from stager.tree.walk import walk

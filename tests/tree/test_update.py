@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.base.digest import DIGEST_SIZE
 from stager.base.errors import DestinationError
 from stager.fs.files import OPEN_FOLDER
 from stager.store.cache import Cache, open_cache
 from stager.tree.listing import Kind, Listing, Row
 from stager.tree.partial_tree import PartialTree
-from stager.tree.stream import DIGEST_SIZE
 from stager.tree.table import Table
 from stager.tree.update import Do, State, Step, Update, look, steps
 
