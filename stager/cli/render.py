@@ -98,19 +98,12 @@ def _item_line(item: ItemReport) -> str:
     )
     if item.retries:
         line += f", {item.retries} {'retry' if item.retries == 1 else 'retries'}"
-    return line + _others(item)
+    return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 
 
 def _to(item: ItemReport) -> str:
     """Return which nodes received an item, or see the one that was written."""
-    if item.once:
-        return f"once for {nodes_text([*item.received, *item.current])}"
-    return f"to {nodes_text(item.received)}"
-
-
-def _others(item: ItemReport) -> str:
-    """Return which nodes received nothing as they had the item, if any did."""
-    return f"; current on {nodes_text(item.current)}" if item.current and not item.once else ""
+    return f"{'once for' if item.once else 'to'} {nodes_text(item.received)}"
 
 
 def _ways(item: ItemReport) -> str:
@@ -198,7 +191,7 @@ def _planned_line(item: ItemReport) -> str:
         f"{item.destination}: {most}{_size(item)} {would} from {origin} "
         f"{where} ({', '.join(item.reasons)}{_ways(item)})"
     )
-    return line + _others(item)
+    return f"{line}; current on {nodes_text(item.current)}" if item.current else line
 
 
 def _origin(item: ItemReport) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from stager.base.codec import NOTHING, REAL, list_of, row_of
-from stager.base.digest import Digest, KeyedDigest
+from stager.base.digest import KeyedDigest, digest_of_pieces
 from stager.base.errors import Failure, IntegrityError
 from stager.base.options import Verify
 from stager.base.outcome import Pace, total
@@ -208,17 +208,18 @@ def _broadcast(
     with _members(context.comm, plan) as group:
         if not group:
             return Transferred("", "", None, 0.0, 0.0, Figures(0, 0.0, 0.0))
-        # Where each rank reads its own part, only the first one's progress is reported.
+        # Where each rank reads its own part, the first one's progress stands for that of all.
         is_first = task.rank == plan.senders[0]
 
         def tell(sent: int) -> None:
             if is_first and layout.data:
                 read = reader.bytes_read if reader else 0
-                on_progress(_so_far(sent, read, layout), layout.data, one.files)
+                so_far = _so_far(sent, read, layout) * one.size // layout.data
+                on_progress(so_far, one.size, one.files)
 
         # One rank has to compute the digest: that the others have the same bytes is known by the
         # keyed digests.
-        digest = one.digester or Digest() if is_first or plan.is_sharded else None
+        digest = one.digester if is_first or plan.is_sharded else None
         return broadcast(
             group, layout, plan.readers, task.settings, reader=reader, writer=one.sink.writer,
             progress=tell, digest=digest, keyed=keyed,
@@ -289,13 +290,13 @@ def _judge(one: Transfer) -> _Verdict:
 
 
 def _agreed_digest(task: Task, verdicts: Sequence[_Verdict]) -> str:
-    """Return the first sender's digest. Raise RefusedError if another member has other bytes.
+    """Return the digest of what was sent. Raise RefusedError if a member has other bytes.
 
     That is found by the keyed digests: others than the ranks can make two texts of equal xxh3-128.
     """
     first = verdicts[task.plan.senders[0]]
-    if task.plan.is_sharded:  # each rank has other bytes
-        return first.digest
+    if task.plan.is_sharded:  # each rank has other pieces of a file; a folder needs no digest
+        return digest_of_pieces(bytes.fromhex("".join(one.digest for one in verdicts))).hex()
     members = [verdicts[rank] for rank in task.plan.members]
     wrong = [one.node for one in members if one.keyed_digest != first.keyed_digest]
     if wrong:

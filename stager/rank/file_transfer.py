@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from stager.base.codec import row_of
+from stager.base.digest import Digest
 from stager.base.errors import (
     LARGER_DISKS,
     DestinationError,
@@ -165,6 +166,10 @@ class Sink(_Side):
     def merge(self, parts: Sequence[memoryview]) -> None:
         """Take what each rank has told by `flush`."""
 
+    def part(self, whole: Layout) -> tuple[Layout, Digester]:
+        """Return what of a single file passes this rank, and what digests that."""
+        return whole, Digest()
+
     def allocate(self, layout: Layout) -> None:
         """Prepare for the transfer. Raise SpaceError if the disk has no room for the new copy."""
 
@@ -191,8 +196,12 @@ class Sink(_Side):
 class Transfer:
     """One item on one rank. All ranks have its ``folder``, if it is one."""
 
-    #: What is sent, after `lay_out`; and what became of it on this rank, after the transfer.
+    #: What passes this rank, after `lay_out`, and what digests it: each file of a folder has a
+    #: digest. ``size`` are the bytes of all that is sent of a file, holes not counted.
     layout: Layout
+    digester: Digester
+    size: int
+    #: What became of it on this rank, after the transfer.
     result: Transferred
     #: That of all that was sent, once all ranks have agreed on it.
     digest = ""
@@ -217,13 +226,16 @@ class Transfer:
             answers = {one.needs for one in opened if one.needs}
             if plan.is_sharded:
                 answers = {self.sink.join(opened)}
-            size = self.folder.choose(answers)
-            self.layout = Layout.dense(size, chunk)
+            self.size = self.folder.choose(answers)
+            self.layout = Layout.dense(self.size, chunk)
+            self.digester = self.folder.digests
         else:
             if plan.is_shared:
                 self.sink.join(opened)
             first = opened[plan.senders[0]]
-            self.layout = Layout(first.size, chunk, first.extents)
+            whole = Layout(first.size, chunk, first.extents)
+            self.size = whole.data
+            self.layout, self.digester = self.sink.part(whole)
 
     def start(self) -> None:
         """Prepare both sides for the transfer."""
@@ -234,11 +246,6 @@ class Transfer:
     def files(self) -> int:
         """The number of files of a folder that are sent."""
         return len(self.folder.stream.rows) if self.folder else 0
-
-    @property
-    def digester(self) -> Digester | None:
-        """What digests a folder, whose files have a digest each."""
-        return self.folder.digests if self.folder else None
 
 
 class FileSender(Sender):
@@ -348,6 +355,8 @@ class FileSink(Sink):
     """Writes one file as it comes."""
 
     _partial: Partial
+    #: Whether other ranks find the partial file by a name.
+    _is_named = False
     #: The digest of the copy, once it is sealed, if it is not of the bytes that were sent.
     _digest = ""
 
@@ -365,7 +374,9 @@ class FileSink(Sink):
         """Make the partial file."""
         task = self.task
         self.stack.enter_context(made_parents(task.cache, task.path))
-        self.writer = self._partial = Partial(task.cache, direct=task.settings.direct)
+        self.writer = self._partial = Partial(
+            task.cache, direct=task.settings.direct, is_named=self._is_named
+        )
         self.stack.callback(self._partial.close)
         return b""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from stager.base.digest import PIECE
 from stager.base.errors import BusyError, Failure, IntegrityError, StageError
 from stager.base.formats import is_zip
 from stager.base.options import Mode
@@ -186,24 +187,22 @@ def plan_parts(size: int, surveys: Sequence[Survey]) -> TransferPlan:
 def _plan_shared(
     item: StageItem, source: Source, surveys: Sequence[Survey], readers: Sequence[int]
 ) -> TransferPlan:
-    """Plan what all ranks see: each reads from the source what it writes of a folder.
+    """Plan what all ranks see: each reads from the source what it writes of a folder or a file.
 
-    A file comes to all ranks, each of which writes some of its chunks, and a tar does, of which
-    each unpacks some members. What is decompressed, a zip archive, and what a program makes is
-    written where it is read.
+    A tar comes to all ranks, each of which unpacks some members. What is decompressed, a zip
+    archive, what a program makes, and a file of one piece is written where it is read.
     """
     ranks = tuple(range(len(surveys)))
     size = source.facts.size
     if surveys[0].current:
         return TransferPlan(size, (), ranks, ranks[:1], False, surveys[0].digest, is_shared=True)
-    if source.is_tree and not item.options.extract:
-        return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True, is_shared=True)
     options = item.options
-    is_whole = is_zip(item.source) if options.extract else options.decompress
-    if is_whole or item.scheme.is_made:
-        return TransferPlan(size, ranks[:1], ranks[1:], ranks[:1], True, "", is_shared=True)
-    plan = make_plan(size, surveys, readers)
-    return replace(plan, is_shared=True)
+    if options.extract and not is_zip(item.source):
+        return replace(make_plan(size, surveys, readers), is_shared=True)
+    is_whole = options.is_unpacked or item.scheme.is_made or size <= PIECE
+    if options.extract or (is_whole and not source.is_tree):
+        return TransferPlan(size, ranks[:1], (), ranks[:1], True, "", is_shared=True)
+    return TransferPlan(size, ranks, (), ranks, True, "", is_sharded=True, is_shared=True)
 
 
 def plan_views(size: int, surveys: Sequence[Survey], *, anew: bool = False) -> TransferPlan:

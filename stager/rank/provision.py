@@ -57,7 +57,7 @@ def make_transfer(context: Context, task: Task, listings: Listings) -> Transfer:
     else:
         sides = SIDES[task.form]
     sender, sink = sides
-    if task.plan.is_shared and task.form is Form.FILE:
+    if task.plan.is_shared and task.plan.is_sharded:
         from stager.rank.shared import FileMakerSink, FilePartSink  # rarely needed
 
         sink = FileMakerSink if task.is_recorder else FilePartSink

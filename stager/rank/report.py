@@ -109,14 +109,17 @@ def item_report(
     """Return the report of one item. ``surveys`` are in rank order and name the nodes."""
     item, plan = task.item, task.plan
     names = [survey.node for survey in surveys]
+    # What all see is new for all, whoever has written it.
+    is_for_all = plan.is_shared and plan.receivers
+    receivers = [*surveys] if is_for_all else [surveys[rank] for rank in plan.receivers]
     return ItemReport(
         source=item.source,
         destination=item.destination,
         size=plan.size,
-        received=[names[rank] for rank in plan.receivers],
+        received=[survey.node for survey in receivers],
         current=[names[rank] for rank in plan.current],
         senders=[] if plan.from_source else [names[rank] for rank in delivered.readers],
-        reasons=_reasons([surveys[rank] for rank in plan.receivers]),
+        reasons=_reasons(receivers),
         digest=delivered.digest,
         source_bytes_read=delivered.source_bytes_read,
         peak_memory=delivered.peak_memory,
@@ -126,7 +129,7 @@ def item_report(
         once=plan.is_shared,
         retries=delivered.retries,
         notes=[
-            *_fates([surveys[rank] for rank in plan.receivers], dry_run=dry_run),
+            *_fates(receivers, dry_run=dry_run),
             *([] if dry_run else _stays(surveys)),
             *(Note(NoteKind.REMARK, text) for text in _remarks(task, surveys, delivered) if text),
         ],

@@ -1,22 +1,22 @@
 """Make one copy that all nodes see: each rank writes a part of it, and rank 0 the rest.
 
 Rank 0 makes the partial copy, and tells the others where it is. Each writes some of a file's
-chunks, or some of a folder's files, and tells rank 0 what its record has to say of them.
+pieces, or some of a folder's files, and tells rank 0 what its record has to say of them.
 """
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from stager.base.digest import DIGEST_SIZE
+from stager.base.digest import DIGEST_SIZE, PIECE, Digest
 from stager.base.errors import IntegrityError, LaunchError
-from stager.fs.partial_file import Joined, Partial
+from stager.fs.partial_file import Joined
 from stager.rank.file_transfer import FileSink, Published, Sink
 from stager.rank.reuse import read_marks
 from stager.rank.tree_transfer import FolderSink, UnpackSink
-from stager.store.parents import made_parents
 from stager.tree.listing import Listing, pack, text_of, unpack
 from stager.tree.partial_tree import PartialTree
 from stager.tree.shard import balanced
@@ -28,56 +28,48 @@ if TYPE_CHECKING:
 
     from stager.rank.file_transfer import Opened
     from stager.wire.layout import Layout
-    from stager.wire.ring import Writer
+    from stager.wire.ring import Digester
 
 
-class _Turns:
-    """Writes the chunks of a file whose turn is this rank's: all ranks get all of them."""
+class _Pieces(Digest):
+    """Digests the pieces of a file from ``begin`` to ``end``."""
 
-    def __init__(self, writer: Writer, chunk: int, rank: int, ranks: int) -> None:
-        self._writer = writer
-        self._chunk = chunk
-        self._rank = rank
-        self._ranks = ranks
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__(begin)
+        self._end = end
 
-    def write(self, data: memoryview, offset: int) -> None:
-        if offset // self._chunk % self._ranks == self._rank:
-            self._writer.write(data, offset)
+    def hexdigest(self, _: int) -> str:
+        """Return the digests of the pieces, in hexadecimal."""
+        return self.pieces(self._end).hex()
+
+
+def shares(whole: Layout, ranks: int) -> list[tuple[int, int]]:
+    """Return from where to where in a file each rank reads: as much data, by whole pieces. Pure.
+
+    A rank has nothing to read where that begins behind its end.
+    """
+    chunks = (whole.count * rank // ranks for rank in range(1, ranks))
+    firsts = (next(whole.pieces(index), None) for index in chunks)
+    begins = [0, *(-(-first.offset // PIECE) * PIECE if first else 0 for first in firsts)]
+    return [(at, min(to, whole.size)) for at, to in pairwise([*begins, whole.size])]
 
 
 class _SharedFile(FileSink):
-    _ranks = 0
-
-    def join(self, opened: Sequence[Opened]) -> bytes:
-        """Note how many ranks write."""
-        self._ranks = len(opened)
-        return b""
-
-    def _take_turns(self) -> None:
-        task = self.task
-        self.writer = _Turns(self._partial, task.settings.chunk, task.rank, self._ranks)
+    def part(self, whole: Layout) -> tuple[Layout, Digester]:
+        """Return the pieces that this rank reads and writes."""
+        begin, end = shares(whole, len(self.task.plan.receivers))[self.task.rank]
+        return whole.part(begin, end), _Pieces(begin, end)
 
 
 class FileMakerSink(_SharedFile):
-    """Makes a file of which other ranks write some chunks."""
+    """Makes a file of which other ranks write some pieces."""
 
-    def open(self) -> bytes:
-        """Make the partial file, with a name."""
-        task = self.task
-        self.stack.enter_context(made_parents(task.cache, task.path))
-        self._partial = Partial(task.cache, direct=task.settings.direct, is_named=True)
-        self.stack.callback(self._partial.close)
-        return b""
+    _is_named = True
 
     @property
     def place(self) -> str:
         """The name of the partial file."""
         return self._partial.name
-
-    def allocate(self, layout: Layout) -> None:
-        """Give the file its size."""
-        super().allocate(layout)
-        self._take_turns()
 
 
 class _PartSink(Sink):
@@ -111,13 +103,14 @@ class _PartSink(Sink):
 
 
 class FilePartSink(_PartSink, _SharedFile):
-    """Writes some chunks of a file that rank 0 makes."""
+    """Writes some pieces of a file that rank 0 makes."""
 
-    def allocate(self, _: Layout) -> None:
-        """Open the file."""
-        self._partial = Joined(self.task.cache, self._place, direct=self.task.settings.direct)
+    def allocate(self, layout: Layout) -> None:
+        """Open the file, and reserve the disk space of these pieces."""
+        task = self.task
+        self.writer = self._partial = Joined(task.cache, self._place, direct=task.settings.direct)
         self.stack.callback(self._partial.close)
-        self._take_turns()
+        super().allocate(layout)
 
     def flush(self) -> bytes:
         """Sync the file."""

@@ -8,7 +8,7 @@ only the last may be shorter. A piece is a part of a chunk whose bytes are conti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -100,6 +100,11 @@ class Layout:
         begin = index * self.chunk
         for number, start, within, length in self._spans.slices(begin, begin + self.length(index)):
             yield Piece(start, self.extents[number].offset + within, length)
+
+    def part(self, begin: int, end: int) -> Layout:
+        """Return the layout of what is between two offsets of the file."""
+        cut = ((max(begin, one.offset), min(end, one.end)) for one in self.extents)
+        return replace(self, extents=tuple(Extent(at, to - at) for at, to in cut if at < to))
 
     @cached_property
     def _spans(self) -> Spans:

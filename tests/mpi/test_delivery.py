@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from stager.base.digest import Digest
 from stager.rank.delivery import _broadcast
 from stager.rank.plan import TransferPlan
 from stager.wire.layout import Layout, Settings
@@ -45,7 +46,7 @@ def test_what_is_read_of_a_chunk_is_progress(comm: MPI.Intracomm) -> None:
     task = SimpleNamespace(rank=comm.rank, plan=plan, settings=Settings())
     transfer: Any = SimpleNamespace(
         task=task, sender=SimpleNamespace(reader=reader), sink=SimpleNamespace(writer=None),
-        layout=Layout.dense(SIZE, SIZE), files=3, digester=None,
+        layout=Layout.dense(SIZE, SIZE), size=SIZE, files=3, digester=Digest(),
     )  # fmt: skip
     channel = SimpleNamespace(fresh_key=lambda: bytes(32))
     context: Any = SimpleNamespace(comm=comm, channel=channel)

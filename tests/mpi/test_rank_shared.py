@@ -5,16 +5,23 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from stager.archive.target import Target
+from stager.base.digest import PIECE
 from stager.base.errors import SpaceError
-from stager.base.options import ITSELF, Mode, Verify
+from stager.base.options import ITSELF, Mode, Validate, Verify
 from stager.base.outcome import Counts
+from stager.fs.files import digest_of
+from stager.fs.partial_file import Partial
+from stager.source.posix import PosixFile
 from stager.tree.partial_tree import PartialTree
+from stager.wire.layout import Settings
 from tests.support.tree_world import ALL, FILES, TOTAL, TreeWorld, archive_of, files_beneath
 from tests.support.world import World, messages
 
@@ -22,6 +29,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from stager.base.outcome import ItemReport
+
+
+#: Bytes of a message where a file has several pieces.
+CHUNK = 1 << 20
+
+
+class Passed(NamedTuple):
+    """What one rank read and wrote, each time the offset and the bytes."""
+
+    read: list[tuple[int, int]]
+    written: list[tuple[int, int]]
 
 
 class FileWorld(World):
@@ -54,11 +72,111 @@ def file(comm: MPI.Intracomm, folder: Path) -> FileWorld:
     return FileWorld(comm, folder)
 
 
-def test_a_file_is_written_once(file: FileWorld) -> None:
+@pytest.fixture
+def passed(file: FileWorld, monkeypatch: pytest.MonkeyPatch) -> Passed:
+    """Note what this rank reads of the source and writes to the copy; chunks are large."""
+    file.request = replace(file.request, transfer=Settings(chunk=CHUNK))
+    passed = Passed([], [])
+    read, write = PosixFile.read_into, Partial.write
+
+    def note_read(reader: PosixFile, buffer: memoryview, offset: int) -> None:
+        passed.read.append((offset, len(buffer)))
+        read(reader, buffer, offset)
+
+    def note_write(partial: Partial, data: memoryview, offset: int) -> None:
+        passed.written.append((offset, len(data)))
+        write(partial, data, offset)
+
+    monkeypatch.setattr(PosixFile, "read_into", note_read)
+    monkeypatch.setattr(Partial, "write", note_write)
+    return passed
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE])
+def test_a_file_of_one_piece_is_read_by_one(file: FileWorld, passed: Passed, size: int) -> None:
+    file.on_first(lambda: file.source.write_bytes((b"some data" * size)[:size]))
     item = file.stage()
-    assert (item.received, item.current) == (file.nodes, [])
+    assert (item.received, item.current, item.source_bytes_read) == (file.nodes, [], size)
+    assert sum(length for _, length in passed.read) == size * (file.comm.rank == 0)
     item = file.stage()
     assert (item.received, item.current) == ([], file.nodes)
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_each_piece_is_read_and_written_by_one(
+    file: FileWorld, passed: Passed, verify: Verify
+) -> None:
+    size = file.comm.size * PIECE + 5000
+    file.on_first(lambda: file.source.write_bytes(os.urandom(size)))
+    item = file.stage(verify=verify)
+    assert (item.received, item.source_bytes_read) == (file.nodes, size)
+    assert item.digest == digest_of(str(file.copy))
+    assert sorted(passed.read) == sorted(passed.written)
+    of_ranks = file.comm.allgather(passed.read)
+    assert all(of_ranks)
+    at = 0
+    for offset, length in sorted(chain.from_iterable(of_ranks)):
+        assert offset == at
+        at += length
+    assert at == size
+    item = file.stage(validate=Validate.CHECKSUM)
+    assert (item.received, item.current) == ([], file.nodes)
+
+
+@pytest.mark.parametrize("begins", [[], [5 * PIECE], [PIECE + CHUNK, 4 * PIECE - CHUNK]])
+def test_holes_are_neither_read_nor_written(
+    file: FileWorld, passed: Passed, begins: list[int]
+) -> None:
+    def make() -> None:
+        with file.source.open("wb") as source:
+            source.truncate(7 * PIECE + 1)
+            for begin in begins:
+                source.seek(begin)
+                source.write(os.urandom(2 * CHUNK))
+
+    file.on_first(make)
+    item = file.stage(verify=Verify.READBACK)
+    assert item.source_bytes_read == 2 * CHUNK * len(begins)
+    assert file.copy.stat().st_blocks == file.source.stat().st_blocks
+    assert item.digest == digest_of(str(file.copy))
+
+
+def test_a_large_file_that_changes_is_read_again(
+    file: FileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.request = replace(file.request, transfer=Settings(chunk=CHUNK))
+    file.on_first(lambda: file.source.write_bytes(bytes(file.comm.size * PIECE)))
+    read, changes = PosixFile.read_into, [b"changed"] * (file.comm.rank == file.comm.size - 1)
+
+    def change(reader: PosixFile, buffer: memoryview, offset: int) -> None:
+        read(reader, buffer, offset)
+        while changes:
+            with file.source.open("r+b") as source:
+                source.write(changes.pop())
+
+    monkeypatch.setattr(PosixFile, "read_into", change)
+    item = file.stage()
+    assert item.received == file.nodes
+    assert file.copy.read_bytes().startswith(b"changed")
+
+
+def test_a_rank_that_cannot_write_its_pieces_leaves_nothing(
+    file: FileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.request = replace(file.request, transfer=Settings(chunk=CHUNK))
+    file.on_first(lambda: file.source.write_bytes(bytes(file.comm.size * PIECE)))
+
+    def fail(*_: object) -> None:
+        raise SpaceError("full")
+
+    if file.comm.rank == file.comm.size - 1:
+        monkeypatch.setattr(Partial, "write", fail)
+    assert messages(file.run()) == [f"5 {file.nodes[-1]}: full"]
+    assert not file.copy.exists()
+    assert os.listdir(file.copy.parent / f".slurm-stage/{os.getuid()}/partial") == []
+    file.comm.Barrier()
+    monkeypatch.undo()
+    file.stage()
 
 
 def test_a_folder_is_read_and_written_once(tree: TreeWorld) -> None:
@@ -121,7 +239,7 @@ def test_a_compressed_file_is_written_once(file: FileWorld) -> None:
     path = f"{file.source}.gz"
     file.on_first(lambda: Path(path).write_bytes(gzip.compress(file.source.read_bytes())))
     item = file.stage(source=path, decompress=ITSELF)
-    assert item.source_bytes_read == os.stat(path).st_size
+    assert (item.received, item.source_bytes_read) == (file.nodes, os.stat(path).st_size)
     item = file.stage(source=path, decompress=ITSELF)
     assert (item.received, item.current) == ([], file.nodes)
 
