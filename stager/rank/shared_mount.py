@@ -68,7 +68,7 @@ def _await_disks(mount: str, size: int) -> None:
 
 
 def check_note(note: SharedNote | None, mount: str) -> None:
-    """Raise DestinationError unless the job's filesystem is mounted on this node, by its note."""
+    """Raise DestinationError unless the job's filesystem is on this node, as its note says."""
     if note is None:
         raise DestinationError(
             f"{mount}: no filesystem of the job's disks was started; it is if an #SBATCH --stage "
@@ -79,4 +79,9 @@ def check_note(note: SharedNote | None, mount: str) -> None:
         raise DestinationError(
             f"{mount}: the filesystem of the job's disks did not start: {note.problem}; tell the "
             "administrator"
+        )
+    if not os.path.ismount(mount):
+        raise DestinationError(
+            f"{mount}: the driver of [shared_fs] has mounted nothing there; tell the administrator "
+            "to look at it"
         )

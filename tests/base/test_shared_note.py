@@ -36,8 +36,15 @@ def test_a_filesystem_that_did_not_start_is_refused_with_the_reason(
     )
 
 
-def test_one_that_is_ready_is_used() -> None:
-    check_note(SharedNote(READY, {}), "/mnt/17")
+def test_one_that_is_ready_and_mounted_is_used(tmp_path: Path) -> None:
+    ready = SharedNote(READY, {})
+    check_note(ready, "/proc")
+    with pytest.raises(DestinationError) as caught:
+        check_note(ready, str(tmp_path))
+    assert str(caught.value) == (
+        f"{tmp_path}: the driver of [shared_fs] has mounted nothing there; tell the administrator "
+        "to look at it"
+    )
 
 
 def test_one_that_nobody_started_is_refused() -> None:

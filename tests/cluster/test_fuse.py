@@ -27,12 +27,17 @@ NOTES = [
 COMPARE = f"srun -n4 sh -c 'cmp {FILE} /nvme/file && diff -r {FOLDER} /nvme/folder' && echo same"
 
 
-@contextmanager
-def restless(site: Site) -> Iterator[None]:
-    """Mount such a view of /shared/kept on all nodes."""
+def compile_restless(site: Site) -> None:
+    """Make the program /shared/restless, which mounts such a filesystem."""
     flags = ["-O2", "-Wall", "-Werror", "-I/usr/include/fuse3"]
     program = str(site.shared("restless"))
     subprocess.run(["gcc", "-o", program, *flags, str(PROGRAM), "-lfuse3"], check=True)
+
+
+@contextmanager
+def restless(site: Site) -> Iterator[None]:
+    """Mount such a view of /shared/kept on all nodes."""
+    compile_restless(site)
     nodes = ["login", *site.nodes]
     for node in nodes:
         mount = "mkdir /run/remote && /shared/restless /shared/kept /run/remote"

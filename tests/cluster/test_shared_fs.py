@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.site import HANGS, POLICY, STAGECTL, wait_until
-from tests.cluster.test_fuse import PROGRAM
+from tests.cluster.test_fuse import compile_restless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,30 +33,41 @@ echo "$1 $STAGE_JOB $STAGE_NODES $(id -u)" >> /nvme/calls
 [ $1 = start ] || {{ [ ! -e /shared/hangs ] || sleep {DAEMON}; exit 0; }}
 setsid sleep {DAEMON} &
 setsid sleep {DAEMON} >/dev/null 2>&1 </dev/null &
-mkdir -p $STAGE_FOLDER/a/b; touch $STAGE_FOLDER/a/b/c; chmod 0 $STAGE_FOLDER/a/b $STAGE_FOLDER/a
-[ $(id -u) != 0 ] || mount -t tmpfs -o uid=$STAGE_UID,mode=0700 job $STAGE_MOUNT
+mkdir -p $STAGE_FOLDER/a/b $STAGE_FOLDER/files; touch $STAGE_FOLDER/a/b/c
+chmod 0 $STAGE_FOLDER/a/b $STAGE_FOLDER/a
+if [ -e /shared/bare ]; then exit 0
+elif [ $(id -u) = 0 ]; then mount -t tmpfs -o size=9T,uid=$STAGE_UID,mode=0700 job $STAGE_MOUNT
+else /shared/restless $STAGE_FOLDER/files $STAGE_MOUNT; fi
 ! grep -qsw $STAGE_NODE /shared/fails || {{ echo begins; echo no disk answers >&2; exit 1; }}
 """
 
 
+@pytest.fixture(scope="module")
+def _restless(tidied_site: Site) -> None:
+    """What the driver mounts as the job's user."""
+    compile_restless(tidied_site)
+    tidied_site.run("chmod 666 /dev/fuse", user="root")  # as the package fuse3 has it
+
+
 @pytest.fixture(params=["user", "root"])
-def shared_site(site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
+def shared_site(site: Site, _restless: None, request: pytest.FixtureRequest) -> Iterator[Site]:
     """The site with a driver that runs as the job's user, or as root."""
     driver = site.shared("driver")
     driver.write_text(SCRIPT)
     driver.chmod(0o755)
     with site.policy(f"{SHARED_FS}user = {'false' if request.param == 'root' else 'true'}\n"):
         yield site
-        for name in ("fails", "hangs"):
+        for name in ("bare", "fails", "hangs"):
             site.shared(name).unlink(missing_ok=True)
 
 
 def left(site: Site, *nodes: str) -> list[str]:
     """Return what there is of any job's filesystem on the nodes."""
-    folders = " ".join(f"{folder}/*" for folder in (MOUNT, DATA, NOTES))
-    daemons = f"[s]leep {DAEMON}|[m]fs(master|chunkserver|mount) "
+    # Root cannot look at what a user mounts, but sees its name.
+    names = "; ".join(f"compgen -G '{folder}/*'" for folder in (MOUNT, DATA, NOTES))
+    daemons = f"[s]leep {DAEMON}|[r]estless |[m]fs(master|chunkserver|mount) "
     ports = "ss -Hltn 'sport >= :12000 and sport < :32000'"  # of the driver moosefs
-    look = f"pgrep -fa '{daemons}'; {ports}; grep {MOUNT}/ /proc/mounts; ls -d {folders}"
+    look = f"pgrep -fa '{daemons}'; {ports}; grep {MOUNT}/ /proc/mounts; {names}"
     return [
         f"{node}: {line}"
         for node in nodes or site.nodes
@@ -180,6 +190,21 @@ def test_a_start_that_fails_half_way_is_told_and_undone(shared_site: Site) -> No
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 
+@pytest.mark.parametrize(
+    ("shared_site", "nodes"), [("user", "n3"), ("root", "n[1,3]")], indirect=["shared_site"]
+)
+def test_a_driver_that_mounts_nothing_is_told(shared_site: Site, nodes: str) -> None:
+    shared_site.shared("bare").touch()
+    job = shared_site.sbatch("echo started", f"-w{nodes}", WISH)
+    assert job.wait().state == "FAILED"
+    assert job.output() == (
+        f"stage: {nodes}: {MOUNT}/{job.id}: the driver of [shared_fs] has mounted nothing there; "
+        "tell the administrator to look at it\n"
+        "stage: the job's own program was not started (exit code 6)\n"
+    )
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
 def test_no_node_may_leave_as_its_part_of_the_data_would_go_too(shared_site: Site) -> None:
     shared_site.shared("fails").write_text("n3")
     job = shared_site.sbatch("echo started", TWO, WISH, "--stage-tolerate=1")
@@ -258,10 +283,7 @@ def test_another_user_gets_nothing_of_it(shared_site: Site) -> None:
 @pytest.mark.parametrize("shared_site", ["user"], indirect=True)
 def test_what_a_user_puts_into_it_leads_its_removal_nowhere(shared_site: Site) -> None:
     """Links, and mounts of his own."""
-    flags = ["-O2", "-I/usr/include/fuse3"]
-    program = str(shared_site.shared("restless"))
-    subprocess.run(["gcc", "-o", program, *flags, str(PROGRAM), "-lfuse3"], check=True)
-    make = "chmod 666 /dev/fuse; mkdir -m 777 /nvme/open; mkdir /nvme/kept; touch /nvme/kept/file"
+    make = "mkdir -m 777 /nvme/open; mkdir /nvme/kept; touch /nvme/kept/file"
     shared_site.run(make, user="root", on="n1")
     shared_site.run("touch /nvme/open/file", on="n1")
     see = "stat -c '%n %A %U' /nvme/open /nvme/kept /nvme/*/file"
@@ -269,8 +291,8 @@ def test_what_a_user_puts_into_it_leads_its_removal_nowhere(shared_site: Site) -
     script = f"""
     cd {DATA}/$SLURM_JOB_ID || exit
     mkdir -p mounted/here linked && ln -s /nvme/open /nvme/kept linked
-    /shared/restless /nvme $PWD/mounted/here && /shared/restless /nvme {MOUNT}/$SLURM_JOB_ID &&
-    ls mounted/here/open {MOUNT}/$SLURM_JOB_ID/kept
+    fusermount3 -u $STAGE_SHARED && /shared/restless /nvme $STAGE_SHARED &&
+    /shared/restless /nvme $PWD/mounted/here && ls mounted/here/open $STAGE_SHARED/kept
     """
     job = runs(shared_site, script=script)
     ends(shared_site, job)

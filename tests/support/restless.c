@@ -1,7 +1,7 @@
 /*
  * restless FOLDER MOUNTPOINT: show FOLDER, to be read by all, with another inode number and another
  * time of change at each look, as filesystems of FUSE may that keep neither; folders with another
- * time of modification, too.
+ * time of modification, too. Folders can be made in it. It says that it is larger than any disk.
  */
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static const char *top;
@@ -86,6 +87,19 @@ static int restless_release(const char *path, struct fuse_file_info *file)
 	return close((int)file->fh) ? -errno : 0;
 }
 
+static int restless_mkdir(const char *path, mode_t mode)
+{
+	return mkdir(below(path), mode) ? -errno : 0;
+}
+
+static int restless_statfs(const char *path, struct statvfs *facts)
+{
+	if (statvfs(below(path), facts))
+		return -errno;
+	facts->f_blocks = 1UL << 50;
+	return 0;
+}
+
 static const struct fuse_operations operations = {
 	.init = restless_init,
 	.getattr = restless_getattr,
@@ -93,6 +107,8 @@ static const struct fuse_operations operations = {
 	.open = restless_open,
 	.read = restless_read,
 	.release = restless_release,
+	.mkdir = restless_mkdir,
+	.statfs = restless_statfs,
 };
 
 int main(int argc, char **argv)
