@@ -16,10 +16,12 @@ from tests.cluster.cluster import USERS
 from tests.cluster.mid_transfer import (
     BEHIND,
     MICROSECONDS,
+    SERVER,
     SLOW,
     kill_rank,
     receives,
     slow_source,
+    stopped,
 )
 from tests.cluster.servers import HOST, HUB_PORT, Registry, hub, registry
 from tests.cluster.site import STAGECTL, wait_until
@@ -89,11 +91,12 @@ def facts(site: Site) -> tuple[int, int]:
 
 
 def test_it_is_written_once_for_all_nodes_and_jobs(site: Site) -> None:
+    site.run(f"head -c 40000000 /dev/urandom >{X}")  # each node writes a part
     ended(stage(site, "n[1-2]", f"--stage={Y}:{ROOT}/y"))  # makes alice's cache
     dry = ended(site.sbatch(f"{STAGECTL} plan {X}:{DST}", "-wn[1-2]"))
-    assert "x: 2.9 MiB would move from /shared/x once for n[1-2] (2 nodes) (absent)" in dry
-    said = ended(stage(site, "n[1-2]"))
-    assert "x: 2.9 MiB from /shared/x once for n[1-2] (2 nodes) in " in said
+    assert "x: 38.1 MiB would move from /shared/x once for n[1-2] (2 nodes) (absent)" in dry
+    said = ended(stage(site, "n[1-2]", script=f"cmp {X} {DST}"))
+    assert "x: 38.1 MiB from /shared/x once for n[1-2] (2 nodes) in " in said
     first = facts(site)
     assert "current on n[3-4] (2 nodes), nothing moved" in ended(stage(site, "n[3-4]"))
     assert facts(site) == first
@@ -129,8 +132,9 @@ def test_two_jobs_on_other_nodes_write_it_once(site: Site) -> None:
         wish = f"--stage={SLOW}/data:{DST}"
         first = stage(site, "n[1-2]", wish)
         wait_until(lambda: receives(site, "n1", f"{CACHE}/partial"))
-        second = site.sbatch("true", "-wn[3-4]", wish)
-        second.wait_for(lambda _: "waiting for" in second.output())
+        with stopped(site, "n1", f"{SERVER}{MICROSECONDS}"):
+            second = site.sbatch("true", "-wn[3-4]", wish)
+            second.wait_for(lambda _: "waiting for" in second.output())
         assert " once for n[1-2] (2 nodes) in " in ended(first)
         written = facts(site)
         ended(second)
