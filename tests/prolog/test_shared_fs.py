@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVERS = REPOSITORY / "slurm-config/shared-fs"
@@ -80,6 +82,9 @@ class Node:
 class Job:
     """A job on some nodes, and what the driver is told of it."""
 
+    driver, user = "moosefs", USER
+    path = f"{MOOSEFS}/usr/sbin:{MOOSEFS}/usr/bin"
+
     def __init__(self, number: int, nodes: list[Node]) -> None:
         self.number = number
         self.nodes = nodes
@@ -87,7 +92,7 @@ class Job:
             for folder in (self.disk(node), self.mount(node)):
                 path = node.folder.parent / folder.relative_to("/mnt")
                 path.mkdir(mode=0o700, parents=True)
-                os.chown(path, USER, USER)
+                os.chown(path, self.user, self.user)
 
     def disk(self, node: Node) -> Path:
         """Return the job's folder on the node's disk, as it is named there."""
@@ -100,7 +105,7 @@ class Job:
     def drive(self, node: Node, action: str) -> subprocess.Popen[str]:
         """Begin the driver's work on the node."""
         told = {
-            "PATH": f"{MOOSEFS}/usr/sbin:{MOOSEFS}/usr/bin:/usr/bin:/bin",
+            "PATH": f"{self.path}:/usr/bin:/bin",
             "STAGE_JOB": str(self.number),
             "STAGE_NODES": " ".join(each.name for each in self.nodes),
             "STAGE_NODE": node.name,
@@ -109,10 +114,10 @@ class Job:
             "STAGE_FOLDER": str(self.disk(node)),
             "STAGE_MOUNT": str(self.mount(node)),
         }
+        variables = (f"{name}={value}" for name, value in told.items())
+        line = ["env", "-i", *variables, f"/mnt/{self.driver}", action]
         return subprocess.Popen(
-            node.command(
-                "env", "-i", *(f"{k}={v}" for k, v in told.items()), "/mnt/moosefs", action
-            ),
+            node.command(*line, user=self.user),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -236,19 +241,144 @@ def test_start_has_a_limit(nodes: list[Node]) -> None:
     job.assert_stopped()
 
 
-@pytest.mark.parametrize("node", ["n1", "n2"])
-def test_beeond_is_driven_from_the_first_node(tmp_path: Path, node: str) -> None:
-    recorder = tmp_path / "beeond"
-    recorder.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/told\n')
-    recorder.chmod(0o755)
-    told = {"PATH": f"{tmp_path}:/usr/bin:/bin", "STAGE_NODE": node, "STAGE_NODES": "n1 n2"}
-    told |= {"STAGE_FOLDER": str(tmp_path), "STAGE_MOUNT": "/mnt/stage/17"}
-    for action in ("start", "stop"):
-        subprocess.run([DRIVERS / "beeond", action], check=True, env=told)
-    if node != "n1":
-        assert [path.name for path in tmp_path.iterdir()] == ["beeond"]
-        return
-    nodes = tmp_path / "nodes"
-    start = f"start -n {nodes} -d {tmp_path}/data -c /mnt/stage/17 -P -F -L {tmp_path}"
-    assert (tmp_path / "told").read_text() == f"{start}\nstop -n {nodes} -L -d\n"
-    assert nodes.read_text() == "n1\nn2\n"
+class BeeondJob(Job):
+    """A job whose driver is told to use programs of the test's."""
+
+    driver, user, path = "beeond", 0, "/mnt/bin"
+
+    def hidden(self, node: Node) -> Path:
+        """Return where BeeOND mounts."""
+        return self.disk(node) / "mount"
+
+    def assert_mounted(self, node: Node) -> None:
+        """Assert that the filesystem is where the job looks for it, only there, and the user's."""
+        mounts = map(str.split, node.run("cat", "/proc/self/mounts").splitlines())
+        points = [point for source, point, *_ in mounts if source == "beegfs"]
+        assert points == [str(self.mount(node))]
+        assert node.run("stat", "-c", "%u %g %a", *points, user=0) == f"{USER} {USER} 700\n"
+
+
+#: Programs in the way of the driver's; `beeond` mounts what any user may write to, as BeeGFS does.
+BEEOND = """#!/bin/bash
+[ $# != 0 ] || { cat /mnt/usage; exit 1; }
+echo "$@" >>/mnt/told
+date +%s >>/mnt/told
+point=$(sed 's/.* -c \\([^ ]*\\) .*/\\1/' <<<"$*")
+mkdir -p "$point"
+mount -t tmpfs -o mode=1777 beegfs "$point"
+"""
+SSH = """#!/bin/sh
+echo "$@" >>/mnt/asked
+[ ! -e /mnt/unreachable ] || { echo "no route to host" >&2; exit 255; }
+[ -e /mnt/begun ]
+"""
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Node]]:
+    """Two machines with BeeOND's programs, and /run of their own."""
+    shutil.copy(DRIVERS / "beeond", tmp_path)
+    (tmp_path / "hosts").touch()
+    (tmp_path / "usage").touch()
+    (tmp_path / "bin").mkdir()
+    for name, text in (("beeond", BEEOND), ("ssh", SSH)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    made = [Node(tmp_path, "n1"), Node(tmp_path, "n2")]
+    for node in made:
+        node.run("mount", "-t", "tmpfs", "run", "/run", user=0)
+    yield made
+    for node in made:
+        node.close()
+
+
+def files_in_run(node: Node) -> list[str]:
+    """Return what of BeeOND is in the machine's /run."""
+    return [name for name in node.run("ls", "/run").split() if name.startswith("bee")]
+
+
+def waited_for(reached: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    while not reached():
+        time.sleep(0.01)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("usage", "more"), [("", ""), ("-C needs conn.auth", " -C -P")])
+def test_beeond_starts_from_the_first_node_when_all_have_begun(
+    pair: list[Node], tmp_path: Path, usage: str, more: str
+) -> None:
+    (tmp_path / "usage").write_text(usage)
+    if more:
+        (tmp_path / "bin/pdsh").symlink_to("beeond")
+    job = BeeondJob(2517, pair)
+    started = job.drive(pair[0], "start")
+    asked = tmp_path / "asked"
+    where = [f" {node.name} test -d /run/beeond.2517" for node in pair]
+    waited_for(lambda: asked.exists() and all(each in asked.read_text() for each in where))
+    assert not (tmp_path / "told").exists()
+    (tmp_path / "begun").touch()
+    assert started.communicate() == ("", "")
+    told, name = (tmp_path / "told").read_text().splitlines()
+    disk = job.disk(pair[0])
+    assert told == (
+        f"start -q -n /run/beeond.2517/nodes -i /run/beeond.2517/status -d {disk} -L {disk} "
+        f"-c {job.hidden(pair[0])} -p 4136 -f /etc/beegfs/beeond{more}"
+    )
+    assert pair[0].run("cat", "/run/beeond.2517/nodes") == "n1\nn2\n"
+    assert re.fullmatch(r"job2517\.\w{8}", name)
+    job.assert_mounted(pair[0])
+
+
+@pytest.mark.root
+def test_a_node_that_beeond_cannot_reach_is_told(pair: list[Node], tmp_path: Path) -> None:
+    (tmp_path / "unreachable").touch()
+    job = BeeondJob(17, pair)
+    assert job.failure(pair[0]).endswith("no route to host\n")
+    assert not (tmp_path / "told").exists()
+    job.do("stop", pair[0])
+    assert files_in_run(pair[0]) == []
+
+
+@pytest.mark.root
+def test_another_node_waits_until_all_have_what_beeond_makes(
+    pair: list[Node], tmp_path: Path
+) -> None:
+    job = BeeondJob(17, pair)
+    started = job.drive(pair[1], "start")
+    waited_for(lambda: files_in_run(pair[1]) == ["beeond.17"])
+    hidden = str(job.hidden(pair[1]))
+    pair[1].run("mkdir", hidden, user=0)
+    pair[1].run("mount", "-t", "tmpfs", "-o", "mode=700", "beegfs", hidden, user=0)
+    assert started.poll() is None
+    pair[1].run("chown", f"{USER}:{USER}", hidden, user=0)
+    assert started.communicate() == ("", "")
+    job.assert_mounted(pair[1])
+    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.root
+def test_beeond_is_stopped_on_a_node_without_another_one(pair: list[Node], tmp_path: Path) -> None:
+    """Nor does it need what BeeOND has noted: a start may have been cut off."""
+    job, node = BeeondJob(17, pair), pair[1]
+    node.run("mount", "-t", "tmpfs", "beegfs", str(job.mount(node)), user=0)
+    node.run("mkdir", "/run/beeond.17", user=0)
+    node.run("touch", "/run/beegfs-meta-job17.a.pid", "/run/beegfs-meta-job170.a.pid", user=0)
+    of_job, of_another, of_user = (
+        subprocess.Popen(
+            node.command("sh", "-c", "read x", "sh", f"storeX={disk}/beegfs-x", user=user),
+            stdin=subprocess.PIPE,
+        )
+        for disk, user in ((job.disk(node), 0), (f"{job.disk(node)}0", 0), (job.disk(node), USER))
+    )
+    waited_for(lambda: node.run("ps", "-eo", "args").count("sh -c read x") == 3)
+    job.do("stop", node)
+    assert of_job.wait() != 0
+    assert (of_another.poll(), of_user.poll()) == (None, None)
+    assert files_in_run(node) == ["beegfs-meta-job170.a.pid"]
+    assert str(job.mount(node)) not in node.run("cat", "/proc/self/mounts")
+    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "asked").exists()
+    for process in (of_job, of_another, of_user):
+        process.communicate()
