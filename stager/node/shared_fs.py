@@ -120,8 +120,6 @@ def start(site: SharedFs | None, job: int, uid: int, node: str, nodes: str) -> N
         _make_folders(site, job, note.uid)
         if failure := _run(note, "start", _START_LIMIT, keep=True):
             raise ValueError(failure)
-        if not note.uid and _is_mounted(environment["STAGE_MOUNT"]):
-            _give(environment["STAGE_MOUNT"], uid)
     except (OSError, UnsafeError, ValueError) as error:
         syslog.syslog(syslog.LOG_ERR, f"the filesystem of job {job} does not start: {error}")
         state = f"{FAILED}{_one_line(str(error))}"
@@ -141,22 +139,9 @@ def _make_folders(site: SharedFs, job: int, uid: int) -> None:
             facts = os.fstat(parent)
             if facts.st_uid != 0 or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UnsafeError(f"others than root may write in {folder}; make it root's, 0755")
-            if not uid and _is_mounted(f"{folder}/{job}"):
-                continue  # a driver of root's may mount on all nodes from the first one
             with made(parent, str(job), 0o700, enter_mounts=False) as own:
                 os.fchmod(own, 0o700)
                 os.fchown(own, uid, gid)
-
-
-def _is_mounted(path: str) -> bool:
-    return any(one.point == path for one in mounts())
-
-
-def _give(mount: str, uid: int) -> None:
-    """Give the user what root has mounted."""
-    with opened(mount) as own:
-        os.fchown(own, uid, groups_of(uid)[0])
-        os.fchmod(own, 0o700)
 
 
 def stop(job: int) -> bool:
