@@ -41,7 +41,8 @@ def build_request(
         keep_free=limits.keep_free, user_limit=limits.user_limit,
         roots=(*policy.roots, *shared), private=(*policy.private_roots, *shared),
         of_job=policy.job_roots,
-        hints=policy.hints, store=policy.store, store_size=limits.size,
+        hints=policy.hints | dict.fromkeys(shared, "--nodes"),
+        store=policy.store, store_size=limits.size,
         unpacked_size=limits.unpacked_size, unpacked_members=limits.unpacked_members,
     )  # fmt: skip
     return StageRequest(

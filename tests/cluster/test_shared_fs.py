@@ -36,7 +36,9 @@ setsid sleep {DAEMON} >/dev/null 2>&1 </dev/null &
 mkdir -p $STAGE_FOLDER/a/b $STAGE_FOLDER/files; touch $STAGE_FOLDER/a/b/c
 chmod 0 $STAGE_FOLDER/a/b $STAGE_FOLDER/a
 if [ -e /shared/bare ]; then exit 0
-elif [ $(id -u) = 0 ]; then mount -t tmpfs -o size=9T,uid=$STAGE_UID,mode=0700 job $STAGE_MOUNT
+elif [ $(id -u) = 0 ]; then
+    size=$(cat /shared/size || echo 9T)
+    mount -t tmpfs -o size=$size,uid=$STAGE_UID,mode=0700 job $STAGE_MOUNT
 else /shared/restless $STAGE_FOLDER/files $STAGE_MOUNT; fi
 ! grep -qsw $STAGE_NODE /shared/fails || {{ echo begins; echo no disk answers >&2; exit 1; }}
 """
@@ -57,7 +59,7 @@ def shared_site(site: Site, _restless: None, request: pytest.FixtureRequest) -> 
     driver.chmod(0o755)
     with site.policy(f"{SHARED_FS}user = {'false' if request.param == 'root' else 'true'}\n"):
         yield site
-        for name in ("bare", "fails", "hangs"):
+        for name in ("bare", "fails", "hangs", "size"):
             site.shared(name).unlink(missing_ok=True)
 
 
@@ -201,6 +203,22 @@ def test_a_driver_that_mounts_nothing_is_told(shared_site: Site, nodes: str) -> 
         f"stage: {nodes}: {MOUNT}/{job.id}: the driver of [shared_fs] has mounted nothing there; "
         "tell the administrator to look at it\n"
         "stage: the job's own program was not started (exit code 6)\n"
+    )
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["root"], indirect=True)
+def test_what_has_no_room_there_needs_more_nodes(shared_site: Site) -> None:
+    shared_site.shared("size").write_text("20M")
+    shared_site.run("rm -f /shared/large; head -c 40M /dev/zero >/shared/large")
+    job = shared_site.sbatch("echo started", "-wn3", "--stage=/shared/large:shared:/")
+    assert job.wait().state == "FAILED"
+    assert job.output() == (
+        f"stage: {MOUNT}/{job.id}: filesystem of the disks of one node, 20.0 MiB of 20.0 MiB free\n"
+        f"stage: n3: {MOUNT}/{job.id}: not enough room: 40.0 MiB needed, 20.0 MiB free, of which "
+        "this site keeps 1.0 MiB free, 21.0 MiB still missing; the whole disk has only 20.0 MiB: "
+        "ask for more by --nodes, or stage less\n"
+        "stage: the job's own program was not started (exit code 5)\n"
     )
     wait_until(lambda: left(shared_site) == [], HANGS)
 

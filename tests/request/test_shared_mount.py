@@ -29,6 +29,7 @@ def test_a_file_goes_to_the_jobs_filesystem(destination: str, path: str) -> None
     assert (request.items, request.scratch) == (items, ())
     assert request.space.roots == ("/nvme", ROOT)
     assert request.space.private == (ROOT,)
+    assert request.space.hints == {ROOT: "--nodes"}
 
 
 def test_an_empty_folder_is_no_item_of_the_request() -> None:
