@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 OTHER = "/opt/other"
 PREFIXES = {"this": PREFIX, "other": OTHER}
 FILE, SMALL, FOLDER = "/shared/compare.file", "/shared/compare.small", "/shared/compare.folder"
+#: Where copies are: on each node's disk, and where all nodes see them.
+EACH, ALL = "/nvme", "/shared/compare"
 #: A folder of files of three bytes, each of which gets a directive, and their number.
 MANY, DIRECTIVES = "/shared/compare.many", 300
 #: Bytes of the smallest and of the largest file in the folder.
@@ -59,20 +61,23 @@ def install_other(site: Site, revision: str) -> None:
     site.run(line, user="root", env=environment, host_net=True, timeout=600)
 
 
-def cases(nodes: int) -> Iterator[tuple[str, str, str]]:
-    """Yield each case: its name, its source and the commands before each run."""
-    each = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1"
-    yield "a large file", FILE, f"{each} rm -f /nvme/{{}}"
-    yield "a small file, current", SMALL, "true"
-    yield "a folder", FOLDER, f"{each} rm -rf /nvme/{{}}"
-    yield "a folder, nothing changed", FOLDER, "true"
-    yield "a folder, one file changed", FOLDER, f"date +%N >{FOLDER}/part-0000/000000"
-    yield f"{DIRECTIVES} directives", MANY, f"{each} rm -rf /nvme/{{}}"
+def cases(nodes: int) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each case: its name, its source, where its copy is, and the commands before each run.
+
+    In these, braces stand for the copy.
+    """
+    forget = f"srun -N{nodes} -n{nodes} --ntasks-per-node=1 rm -rf {{}}"
+    yield "a large file", FILE, EACH, forget
+    yield "a small file, current", SMALL, EACH, "true"
+    yield "a folder", FOLDER, EACH, forget
+    yield "a folder, nothing changed", FOLDER, EACH, "true"
+    yield "a folder, one file changed", FOLDER, EACH, f"date +%N >{FOLDER}/part-0000/000000"
+    yield "a folder that all nodes see", FOLDER, ALL, "rm -rf {}"
+    yield f"{DIRECTIVES} directives", MANY, EACH, forget
 
 
-def values(source: str, version: str) -> str:
+def values(source: str, destination: str) -> str:
     """Return what is staged, in the language of the shell."""
-    destination = f"/nvme/{version}.{Path(source).name}"
     if source != MANY:
         return f"{source}:{destination}"
     return f"$(for i in $(seq 100 {99 + DIRECTIVES}); do echo {source}/$i:{destination}/$i; done)"
@@ -82,13 +87,14 @@ def commands(nodes: int, versions: Sequence[str], chosen: str) -> dict[str, dict
     """Return the shell commands of the ``chosen`` case, or of all, with ``versions`` in order."""
     return {
         f"{case}|{version}": {
-            "before": before.format(f"{version}.{Path(source).name}"),
-            "run": f"{prefix}/bin/stagectl stage {values(source, version)}",
+            "before": before.format(copy),
+            "run": f"{prefix}/bin/stagectl stage {values(source, copy)}",
         }
-        for case, source, before in cases(nodes)
+        for case, source, root, before in cases(nodes)
         if chosen in ("", case)
         for version in versions
         for prefix in (PREFIXES[version],)
+        for copy in (f"{root}/{version}.{Path(source).name}",)
     }
 
 
@@ -118,12 +124,14 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1 << 30, help="bytes of the large file")
     parser.add_argument("--files", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=4, help="in each order")
-    names = [case for case, _, _ in cases(1)]
+    names = [case for case, *_ in cases(1)]
     parser.add_argument("--case", choices=names, default="", help="this case alone")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "compare.json")
     options = parser.parse_args()
     with Site(options.nodes, "tmpfs") as site:
         install_other(site, options.revision)
+        site.run(["mkdir", "-m", "1777", ALL], user="root")
+        site.write_policy(f'roots = ["{EACH}", "{ALL}"]\n')
         make_folder(site.shared("compare.folder"), options.files)
         site.run(["chown", "-R", "alice:", FOLDER], user="root")
         site.run(f"head -c {options.size} /dev/urandom >{FILE}", timeout=600)
