@@ -5,7 +5,8 @@ the node's disk and a mount point, runs it, and takes everything away again, wha
 makes and removes the folders by descriptors, and goes into none that is the user's.
 
 All that the driver starts has one ancestor, the keeper, which ends with the last of it: the user,
-as whom the driver runs, can hide no process from `stop`.
+as whom the driver runs, can hide no process from `stop`. What a driver starts by ssh, it has to end
+itself.
 
 A note (`base.shared_note`) tells the job's ranks how it stands. Without a note, there is nothing to
 stop.
