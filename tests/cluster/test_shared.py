@@ -39,11 +39,16 @@ X, Y, DST = "/shared/x", "/shared/y", f"{ROOT}/x"
 RECORDS = f"{ROOT}/.slurm-stage"
 CACHE = f"{RECORDS}/{USERS['alice']}"
 WISH = f"--stage={X}:{DST}"
+IMAGE = f"docker://{Registry.name}/team/img:v1"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _policy(installed_site: Site) -> Iterator[None]:
-    with installed_site.policy(f'roots = ["/nvme", "{ROOT}"]\n'):
+    text = (
+        f'roots = ["/nvme", "{ROOT}"]\n[source]\nallow = ["hf://org/", "{IMAGE}"]\n'
+        f'endpoints = ["https://{HOST}:{HUB_PORT}"]\nca_file = "/shared/ca.pem"\n'
+    )
+    with installed_site.policy(text):
         yield
 
 
@@ -163,17 +168,12 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_nothing(site: Site, node: 
 
 def test_a_model_and_an_image_are_asked_for_once_and_written_once(site: Site) -> None:
     files = {"weights.bin": os.urandom(20_000_001), "below/config.json": b"{}", "empty": b""}
-    image = f"docker://{Registry.name}/team/img:v1"
-    allowed = (
-        f'roots = ["{ROOT}"]\n[source]\nallow = ["hf://org/", "{image}"]\n'
-        f'endpoints = ["https://{HOST}:{HUB_PORT}"]\nca_file = "/shared/ca.pem"\n'
-    )
-    with hub(site) as models, registry(site) as images, site.policy(allowed):
+    with hub(site) as models, registry(site) as images:
         site.run(f"cat /shared/hub/ca.pem {images.certificate} >/shared/ca.pem")
         models.commit("models/org/model", files)
         images.push("team/img:v1", "text", 20_000_000)
-        wish = f"--stage=hf://org/model:{ROOT}/model;{image}:{ROOT}/img.sqsh"
-        copies = "model: 3 files, 19.1 MiB from hf://org/model", f"img.sqsh: 19.1 MiB from {image}"
+        wish = f"--stage=hf://org/model:{ROOT}/model;{IMAGE}:{ROOT}/img.sqsh"
+        copies = "model: 3 files, 19.1 MiB from hf://org/model", f"img.sqsh: 19.1 MiB from {IMAGE}"
         for nodes in ("n[1-2]", "n[3-4]"):
             job = site.sbatch("true", f"-w{nodes}", wish, env={"HF_ENDPOINT": models.endpoint})
             said = ended(job)
