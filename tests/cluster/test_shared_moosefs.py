@@ -25,12 +25,16 @@ DRIVER = f"""#!/bin/sh
 PATH={PROGRAMS}/sbin:{PROGRAMS}/bin:$PATH
 exec {PREFIX}/libexec/moosefs "$@"
 """
-STAGE = "--stage=/shared/data:shared:/data,decompress=*.gz;:shared:/scratch"
+DATA = "/shared/data:shared:/data,decompress=*.gz"
+STAGE = f"--stage={DATA};/shared/plain/large:shared:/large;:shared:/scratch"
 ON_EACH = f"""set -e
 [ $STAGE_SHARED = {MOUNT}/$SLURM_JOB_ID ]
 diff -r /shared/plain $STAGE_SHARED/data
+cmp /shared/plain/large $STAGE_SHARED/large
 hostname > $STAGE_SHARED/scratch/$(hostname)
 """
+#: What a job sees there, with the names that its nodes wrote.
+SEEN = ".: data large scratch scratch: {}"
 #: How many files are checked by their sums, and as many objects.
 OBJECTS = 512
 CHECK = """set -e
@@ -66,16 +70,16 @@ def shared_site(site: Site, _moosefs: None) -> Iterator[Site]:
 
 
 def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
-    script = """
+    script = f"""
     set -e
     [ -z "$(ls $STAGE_SHARED/scratch)" ]
     srun sh /shared/each
     echo $(ls $STAGE_SHARED/scratch)
-    stagectl stage /shared/data:shared:/data,decompress=*.gz
+    stagectl stage {DATA}
     """
     job = shared_site.sbatch(script, "-N4", STAGE)
-    assert (job.wait().exit_code, len(job.output().splitlines())) == ("0:0", 5), job.output()
-    of, staged, written, of_again, current = job.output().splitlines()
+    assert (job.wait().exit_code, len(job.output().splitlines())) == ("0:0", 6), job.output()
+    of, staged, large, written, of_again, current = job.output().splitlines()
     whose = f"stage: {MOUNT}/{job.id}: filesystem of the disks of 4 nodes, "
     assert of.startswith(whose)
     assert of_again.startswith(whose)
@@ -85,6 +89,7 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     assert staged.startswith(
         f"{data}51 files, 30.0 MiB from /shared/data once for n[1-4] (4 nodes) in "
     )
+    assert " 30.0 MiB from /shared/plain/large once for n[1-4] (4 nodes) in " in large
     assert written == "n1 n2 n3 n4"
     assert current.startswith(f"{data}current on n[1-4] (4 nodes), nothing moved (")
     wait_until(lambda: left(shared_site) == [], HANGS)
@@ -101,14 +106,14 @@ def test_jobs_at_once_on_the_same_nodes_and_on_others_have_files_of_their_own(
     wait_until((home / "begun").exists, HANGS)
     same = shared_site.sbatch("cd $STAGE_SHARED; rm -r data/in; echo $(ls *)", "-wn1,n2", STAGE)
     others = shared_site.sbatch(see, "-wn3,n4", STAGE)
-    for job, last in ((same, "data: large scratch:"), (others, ".: data scratch scratch: n3 n4")):
-        assert (job.wait().exit_code, job.output().splitlines()[2:]) == ("0:0", [last])
+    for job, last in ((same, "large data: large scratch:"), (others, SEEN.format("n3 n4"))):
+        assert (job.wait().exit_code, job.output().splitlines()[3:]) == ("0:0", [last])
     shared_site.await_epilogs()
     assert {line for line in left(shared_site) if not line.startswith(("n1:", "n2:"))} == set()
     assert not [line for line in left(shared_site) if re.search(rf"/{same.id}\b", line)]
     shared_site.run("touch go")
     assert first.wait().exit_code == "0:0", first.output()
-    assert first.output().endswith("\n.: data scratch scratch: n1 n2\n")
+    assert first.output().endswith(f"\n{SEEN.format('n1 n2')}\n")
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 
