@@ -29,6 +29,8 @@ from stager.cli.terminal import complain, print_json, say
 from stager.launch import job
 from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
+from stager.request.grammar import SHARED
+from stager.request.items import SHARED_VARIABLE
 from stager.request.names import absolute
 from stager.source.schemes import Scheme
 from stager.store.cache import caches_in
@@ -93,6 +95,13 @@ def run_action(
 
 def _in_records(name: str) -> str:
     """Return a destination or a source as it is in records. Raise UsageError."""
+    if name.startswith(SHARED):
+        if SHARED_VARIABLE not in os.environ:
+            raise UsageError(
+                f"{name}: this is not in the script of a job that has a filesystem of its disks; "
+                "give the path, as stagectl status names it"
+            )
+        name = os.environ[SHARED_VARIABLE] + name.removeprefix(SHARED)
     return name.rstrip("/") if Scheme.of(name).is_url else absolute(name)
 
 

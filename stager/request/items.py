@@ -70,7 +70,7 @@ def check_options(item: StageItem, *, is_folder: bool) -> None:
 #: The environment variable that names a job's lists of what each node holds.
 _SHARDS = "STAGE_SHARDS"
 #: The one that names where the filesystem of the job's own disks is.
-_SHARED = "STAGE_SHARED"
+SHARED_VARIABLE = "STAGE_SHARED"
 #: The environment variable in which the request travels to the ranks.
 REQUEST_VARIABLE = "STAGE_REQUEST"
 #: Most bytes of the request there: the kernel takes 128 KiB with the name (MAX_ARG_STRLEN).
@@ -272,7 +272,7 @@ class StageRequest:
         lists = ":".join(item.shard_list for item in self.items if item.shard_list)
         found = {f"STAGE_{item.options.name}": item.destination for item in named}
         found |= {_SHARDS: lists} if lists else {}
-        found |= {_SHARED: self.shared_mount} if self.shared_mount else {}
+        found |= {SHARED_VARIABLE: self.shared_mount} if self.shared_mount else {}
         # They travel as lines, and the next one would be another variable.
         return {name: value for name, value in found.items() if "\n" not in value}
 

@@ -76,10 +76,11 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     srun sh /shared/each
     echo $(ls $STAGE_SHARED/scratch)
     stagectl stage {DATA}
+    stagectl verify shared:/data
     """
     job = shared_site.sbatch(script, "-N4", STAGE)
-    assert (job.wait().exit_code, len(job.output().splitlines())) == ("0:0", 6), job.output()
-    of, staged, large, written, of_again, current = job.output().splitlines()
+    assert (job.wait().exit_code, len(job.output().splitlines())) == ("0:0", 7), job.output()
+    of, staged, large, written, of_again, current, verified = job.output().splitlines()
     whose = f"stage: {MOUNT}/{job.id}: filesystem of the disks of 4 nodes, "
     assert of.startswith(whose)
     assert of_again.startswith(whose)
@@ -92,6 +93,7 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     assert " 30.0 MiB from /shared/plain/large once for n[1-4] (4 nodes) in " in large
     assert written == "n1 n2 n3 n4"
     assert current.startswith(f"{data}current on n[1-4] (4 nodes), nothing moved (")
+    assert verified.removeprefix(f"{data}verified on ") in shared_site.nodes  # one reads it
     wait_until(lambda: left(shared_site) == [], HANGS)
 
 
