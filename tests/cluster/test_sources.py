@@ -86,6 +86,19 @@ def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers
         assert web.served() == (requests, served)
 
 
+def test_where_all_nodes_see_the_copy_each_asks_for_a_part_of_it(site: Site, web: Nginx) -> None:
+    data, root = write_object(web.files / "object.bin", SIZE), "/shared/scratch"
+    site.run(f"mkdir -m 1777 {root}", user="root")
+    try:
+        with site.policy(policy(web).replace(POLICY, f'roots = ["{root}"]\n')):
+            job = site.sbatch("true", "-N4", f"--stage={URL}:{root}/object.bin")
+            assert job.wait().exit_code == "0:0", job.output()
+        assert site.path("login", f"{root}/object.bin").read_bytes() == data
+        assert web.served()[1] == SIZE
+    finally:
+        site.run(f"rm -r {root}", user="root")
+
+
 def test_a_redirection_to_a_port_that_no_url_names_is_followed(site: Site, web: Nginx) -> None:
     data = write_object(web.files / "object.bin", SIZE)
     url = f"https://{HOST}:{HTTPS_PORT}/moved/object.bin"
