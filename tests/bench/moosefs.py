@@ -1,4 +1,7 @@
-"""MooseFS on simulated nodes, for benchmarks: machines of their own for networks and mounts."""
+"""MooseFS on simulated nodes, for benchmarks: machines of their own for networks and mounts.
+
+Their networks meet in that of the benchmark, which is its own, too.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import subprocess
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from stager.base import linux
 from tests.prolog.test_shared_fs import DRIVERS, USER, Job, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+#: This machine's address among the nodes, their network, and what each of them calls its link.
+HOST, NETWORK, LINK = "10.9.0.254", "10.9.0.0/24", "e"
 #: What a process of the filesystem's user keeps of root's rights: it enters the nodes.
 _KEPT = "+sys_admin,+sys_chroot,+sys_ptrace,+dac_override,+dac_read_search"
 RIGHTS = (
@@ -33,17 +39,27 @@ class Filesystem(NamedTuple):
     others: list[int]
 
 
-def _plug(nodes: list[Node]) -> None:
-    """Connect the nodes; the first one has the bridge."""
-    script = "ip link add br0 type bridge; ip addr add 10.9.0.1/24 dev br0; ip link set br0 up\n"
-    for number, node in enumerate(nodes[1:], 2):
-        script += f"ip link add v{number} type veth peer name e netns {node.holder.pid}\n"
-        script += f"ip link set v{number} master br0 up\n"
-    inside = ["nsenter", "--net", "--target"]
-    subprocess.run([*inside, f"{nodes[0].holder.pid}", "sh", "-ec", script], check=True)
-    for number, node in enumerate(nodes[1:], 2):
-        line = f"ip addr add 10.9.0.{number}/24 dev e; ip link set e up"
-        subprocess.run([*inside, f"{node.holder.pid}", "sh", "-ec", line], check=True)
+def make_network() -> None:
+    """Give this process, and those that it starts, a network of their own."""
+    linux.leave_network()
+    line = f"ip link add br0 type bridge; ip addr add {HOST}/24 dev br0; ip link set br0 up"
+    subprocess.run(["sh", "-ec", line], check=True)
+
+
+def _plug(nodes: list[Node], rate: float) -> None:
+    """Connect the nodes, each by a link of ``rate`` MB/s in either direction; 0 is no limit."""
+    limit = f"root tbf rate {8 * rate}mbit burst 256kb latency 200ms"
+    for number, node in enumerate(nodes, 1):
+        here = f"v{number}"
+        outside = f"ip link add {here} type veth peer name {LINK} netns {node.holder.pid}\n"
+        outside += f"ip link set {here} master br0 up\n"
+        inside = f"ip addr add 10.9.0.{number}/24 dev {LINK}; ip link set {LINK} up\n"
+        if rate:
+            outside += f"tc qdisc add dev {here} {limit}"
+            inside += f"tc qdisc add dev {LINK} {limit}"
+        entered = ["nsenter", "--net", "--target", f"{node.holder.pid}"]
+        subprocess.run(["sh", "-ec", outside], check=True)
+        subprocess.run([*entered, "sh", "-ec", inside], check=True)
 
 
 def _pids(program: str, folder: Path) -> list[int]:
@@ -60,8 +76,8 @@ def _number(folder: Path) -> int:
 
 
 @contextmanager
-def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
-    """Make a filesystem of ``count`` nodes, whose disks are in ``folder``."""
+def moosefs(folder: Path, count: int, rate: float = 0) -> Iterator[Filesystem]:
+    """Make a filesystem of ``count`` nodes, whose disks are in ``folder``. ``rate``: as `_plug`."""
     shutil.copy(DRIVERS / "moosefs", folder)
     folder.chmod(0o755)
     names = [f"n{number}" for number in range(1, count + 1)]
@@ -72,7 +88,7 @@ def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
         for name in names:
             nodes.append(Node(folder, name))
             stack.callback(nodes[-1].close)
-        _plug(nodes)
+        _plug(nodes, rate)
         job = Job(_number(folder), nodes)
         stack.callback(job.do, "stop")
         job.do("start")
@@ -87,7 +103,7 @@ def moosefs(folder: Path, count: int) -> Iterator[Filesystem]:
             stack.callback(subprocess.run, [*inside, "umount", "/proc"], check=True)
         yield Filesystem(
             disk,
-            [["nsenter", f"--mount=/proc/{node.holder.pid}/ns/mnt"] for node in nodes],
+            [["nsenter", "--mount", "--net", "--target", f"{node.holder.pid}"] for node in nodes],
             _pids("mfschunkserver", folder),
             _pids("mfs(mount|master)", folder),
         )

@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from stager.source.endpoints import RemoteSettings
 from stager.wire.layout import Settings
+from tests.bench.moosefs import LINK
 from tests.support.world import World, messages
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def written(disk: Path, servers: list[int]) -> int:
     number = disk.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
     return int(device.read_text().split()[6]) * _SECTOR
+
+
+def received() -> int:
+    """Return the bytes that came over this node's link, if it has one of its own."""
+    rows = (line.split() for line in Path("/proc/net/dev").read_text().splitlines())
+    return sum(int(row[1]) for row in rows if row[0] == f"{LINK}:")
 
 
 def asked(log: str) -> int:
@@ -105,9 +112,12 @@ class Nodes(World):
         time.sleep(2)  # as long as mounts may remember what was there
 
     def measure(self, act: Callable[[], None], plan: dict[str, Any]) -> dict[str, float]:
-        """Return seconds, the processors' seconds, bytes written, and requests. Collective."""
+        """Return seconds, the processors' seconds, bytes, and requests. Collective.
+
+        Of the bytes received, those of the node that got most.
+        """
         servers, others, log = plan["servers"], plan["others"], plan["log"]
-        requests = asked(log)
+        requests, came = asked(log), received()
         self.meet()
         wrote, used, begun = written(self.disk, servers), cpu(), time.monotonic()
         of_others = cpu_of(servers + others)
@@ -122,6 +132,7 @@ class Nodes(World):
             "synced": time.monotonic() - begun,
             "cpu": self.comm.allreduce(cpu() - used) + cpu_of(servers + others) - of_others,
             "written": written(self.disk, servers) - wrote,
+            "received": self.comm.allreduce(received() - came, MPI.MAX),
             "asked": asked(log) - requests,
         }
 

@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -26,11 +27,12 @@ from typing import TYPE_CHECKING
 import obstore
 from obstore.store import AzureStore
 from rich.console import Console
+from rich.table import Table
 
 from tests.bench.bench import OURS
-from tests.bench.moosefs import Filesystem, moosefs
-from tests.bench.shared import run_ranks, shell, stage, table
-from tests.cluster.servers import AZURITE, MAKE_CONTAINER
+from tests.bench.moosefs import HOST, Filesystem, make_network, moosefs
+from tests.bench.shared import Results, run_ranks, shell, stage, table
+from tests.cluster.servers import AZURITE, BLOB_PORT, MAKE_CONTAINER
 from tests.cluster.site import REPOSITORY
 from tests.support.disks import ext4
 
@@ -58,12 +60,13 @@ def make_files(folder: Path, count: int, size: int) -> None:
 
 
 @contextmanager
-def azurite(log: Path, port: int) -> Iterator[dict[str, str]]:
+def azurite(log: Path) -> Iterator[dict[str, str]]:
     """Run a server of Azure's blobs; yield what a user's environment has to read them."""
     key = base64.b64encode(os.urandom(32)).decode()
-    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+    endpoint = f"http://{HOST}:{BLOB_PORT}/{ACCOUNT}"
     given = {"AZURE_STORAGE_ACCOUNT_KEY": key, "AZURE_STORAGE_ENDPOINT": endpoint}
-    line = ["node", f"{AZURITE}", "--inMemoryPersistence", "--blobPort", f"{port}"]
+    line = ["node", f"{AZURITE}", "--inMemoryPersistence"]
+    line += ["--blobHost", HOST, "--blobPort", f"{BLOB_PORT}"]
     with log.open("w") as output:
         server = subprocess.Popen(
             line, stdout=output, env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{key}"}
@@ -125,47 +128,86 @@ def ways(folder: Path) -> dict[str, dict[str, object]]:
     }
 
 
+def growth(kept: dict[int, Results], size: int, zipped: int, rate: float) -> Table:
+    """Return a table of ours by the number of nodes, beside a model in which their links bound.
+
+    Of n nodes each reads one nth from the store; of what it writes, one nth is for its own disk.
+    """
+    title = f"{OURS}, from the store, links of {rate / 1e6} MB/s"
+    shown = Table(title=title, title_justify="left")
+    for header in ("nodes", "seconds", "model", "ratio", "received", "model", "ratio", "written"):
+        shown.add_column(header, justify="right")
+    for ranks, results in kept.items():
+        runs = [one for one in results if one["way"] == f"{OURS}, from the store"]
+        found = {
+            figure: statistics.median(one[figure] for one in runs)
+            for figure in ("seconds", "received", "written")
+        }
+        model = (zipped + size * (1 - 1 / ranks)) / ranks
+        shown.add_row(
+            f"{ranks}",
+            f"{found['seconds']:.1f} s", f"{model / rate:.1f} s",
+            f"{found['seconds'] / model * rate:.2f}",
+            f"{found['received'] / 1e6:.0f} MB", f"{model / 1e6:.0f} MB",
+            f"{found['received'] / model:.2f}",
+            f"{found['written'] / 1e6:.0f} MB",
+        )  # fmt: skip
+    return shown
+
+
 def main() -> int:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--objects", type=int, default=512)
     parser.add_argument("--size", type=int, default=4_000_000, help="bytes of one, decompressed")
-    parser.add_argument("--port", type=int, default=10123, help="of Azurite")
     parser.add_argument("--moosefs", metavar="FOLDER", help="with the disks of MooseFS's nodes")
-    parser.add_argument("--only", default="", help="the ways whose names have this")
+    parser.add_argument("--rate", type=float, default=0, help="MB/s of each link, with MooseFS")
+    parser.add_argument("--only", nargs="+", default=[""], help="ways by a part of their names")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "build" / "shared_store.json")
     options = parser.parse_args()
     size = options.objects * options.size
+    make_network()
+    kept: dict[int, Results] = {}
     with ExitStack() as stack:
         disk: Path | Filesystem
         if options.moosefs:
             folder = Path(stack.enter_context(TemporaryDirectory(dir=options.moosefs)))
+            folder.chmod(0o755)
         else:
-            disk = stack.enter_context(ext4(str(2 * size + (1 << 30))))
-            folder = disk.parent
+            mounted = stack.enter_context(ext4(str(2 * size + (1 << 30))))
+            disk, folder = mounted, mounted.parent
         make_files(folder, options.objects, options.size)
+        zipped = sum(one.stat().st_size for one in (folder / "zipped").iterdir())
         log = folder / "azurite.log"
-        given = stack.enter_context(azurite(log, options.port))
+        given = stack.enter_context(azurite(log))
         # In another process: one that has threads cannot leave its mounts.
         arguments = folder / "zipped", given, folder / "urls"
         putting = get_context("spawn").Process(target=put_all, args=arguments)
         putting.start()
         putting.join()
         assert not putting.exitcode
-        if options.moosefs:
-            disk = stack.enter_context(moosefs(folder, options.ranks))
-        chosen = {name: way for name, way in ways(folder).items() if options.only in name}
-        found = run_ranks(
-            folder, disk, chosen, ranks=options.ranks, rounds=options.rounds,
-            environment=given, log=str(log),
-        )  # fmt: skip
-        zipped = sum(one.stat().st_size for one in (folder / "zipped").iterdir())
-    title = f"{options.objects} objects, {size} bytes, compressed {zipped}, {options.ranks} nodes"
-    Console().print(table(found, title))
+        chosen = {
+            name: way
+            for name, way in ways(folder).items()
+            if any(part in name for part in options.only)
+        }
+        for ranks in options.ranks:
+            with ExitStack() as nodes:
+                if options.moosefs:
+                    name = nodes.enter_context(TemporaryDirectory(dir=folder))
+                    disk = nodes.enter_context(moosefs(Path(name), ranks, options.rate))
+                kept[ranks] = run_ranks(
+                    folder, disk, chosen, ranks=ranks, rounds=options.rounds,
+                    environment=given, log=str(log),
+                )  # fmt: skip
+            title = f"{options.objects} objects, {size} bytes, compressed {zipped}, {ranks} nodes"
+            Console().print(table(kept[ranks], title))
+    if options.rate:
+        Console().print(growth(kept, size, zipped, options.rate * 10**6))
     options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(found, indent=1))
+    options.json.write_text(json.dumps(kept, indent=1))
     return 0
 
 
