@@ -21,11 +21,12 @@ def test_copies_are_pinned_and_unpinned_on_all_nodes(copies: Desk) -> None:
 
 
 def test_a_copy_on_the_job_s_own_disks_is_named_as_it_was_staged(copies: Desk) -> None:
-    folder = ["--local-root", copies.nodes]
     message = (
         "stage: shared:/img.sqsh: this is not in the script of a job that has a filesystem of its "
         "disks; give the path, as stagectl status names it\n"
     )
     assert copies.simulated("pin", "shared:/img.sqsh") == Ran(2, "", message)
-    ran = copies.stagectl("pin", *folder, "shared:/img.sqsh", STAGE_SHARED="/nvme")
+    ran = copies.stagectl(
+        "pin", "--local-root", copies.nodes, "shared:/img.sqsh", STAGE_SHARED="/nvme"
+    )
     assert ran == Ran(0, "stage: /nvme/img.sqsh: pinned on node[1-3] (3 nodes)\n", "")
