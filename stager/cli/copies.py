@@ -29,7 +29,7 @@ from stager.cli.terminal import complain, print_json, say
 from stager.launch import job
 from stager.launch.nodes import read_answers
 from stager.node.agent import Evict, NodeResult, OfCopies, Pin, Unpin, Verify
-from stager.request.grammar import SHARED
+from stager.request.grammar import NO_PATH, SHARED
 from stager.request.items import SHARED_VARIABLE
 from stager.request.names import absolute
 from stager.source.schemes import Scheme
@@ -96,6 +96,8 @@ def run_action(
 def _in_records(name: str) -> str:
     """Return a destination or a source as it is in records. Raise UsageError."""
     if name.startswith(SHARED):
+        if not name.startswith(f"{SHARED}/"):
+            raise UsageError(f"{name}: {NO_PATH}")
         if SHARED_VARIABLE not in os.environ:
             raise UsageError(
                 f"{name}: this is not in the script of a job that has a filesystem of its disks; "

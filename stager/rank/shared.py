@@ -48,6 +48,7 @@ def shares(whole: Layout, ranks: int) -> list[tuple[int, int]]:
 
     A rank has nothing to read where that begins behind its end.
     """
+    whole = replace(whole, chunk=min(whole.chunk, PIECE))
     chunks = (whole.count * rank // ranks for rank in range(1, ranks))
     firsts = (next(whole.pieces(index), None) for index in chunks)
     begins = [0, *(-(-first.offset // PIECE) * PIECE if first else 0 for first in firsts)]

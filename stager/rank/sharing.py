@@ -44,6 +44,10 @@ def find_shared(context: Context, open_caches: Callable[[], Mapping[str, Cache]]
     first = context.channel.nodes[0]
     if failures := [_seen_by_all(one.destination, first) for one in parts if one.root in shared]:
         raise RefusedError(failures)
+    mount = context.request.shared_mount
+    is_looked_for = bool(mount) and context.comm.size > 1 and not context.request.dry_run
+    if is_looked_for and mount not in shared and any(one.root == mount for one in items):
+        raise RefusedError([_not_seen_by_all(mount, first)])
     return shared
 
 
@@ -93,6 +97,14 @@ def _shared_by_some(root: str, node: str) -> Failure:
 def _seen_by_all(destination: str, node: str) -> Failure:
     text = f"{destination}: all nodes see all files there, none has a part; leave out mode=shard"
     return Failure(UsageError.code, text, node)
+
+
+def _not_seen_by_all(mount: str, node: str) -> Failure:
+    text = (
+        f"{mount}: the job's nodes do not see one filesystem there; tell the administrator to look "
+        "at the driver of [shared_fs]"
+    )
+    return Failure(DestinationError.code, text, node)
 
 
 def _make(cache: Cache, name: str, stack: ExitStack) -> bool:

@@ -102,7 +102,7 @@ _CHOICES = {
 _LINE = "#STAGE SRC:DST[,key=value…]"
 #: How a line begins that was written like an ``#SBATCH`` line.
 _OPTION_OF_SBATCH = re.compile(r"#STAGE\s+(--stage(?:=|(?=\s)|$))")
-_NO_PATH = "write '/' behind shared:, as in shared:/data/"
+NO_PATH = "write '/' behind shared:, as in shared:/data/"
 _COMMENT = re.compile(r"[ \t]#")
 #: An option behind a blank.
 _OPTION_AFTER_SPACE = re.compile(
@@ -218,7 +218,7 @@ def _split_paths(piece: Piece, form: str) -> tuple[Piece, Piece]:
         colon = piece.seen.find(":", scheme_end(piece))
         shared = piece.seen.find(f":{SHARED}", scheme_end(piece))
         if shared >= 0:
-            raise piece.fault(_NO_PATH, shared + 1 + len(SHARED))
+            raise piece.fault(NO_PATH, shared + 1 + len(SHARED))
         if colon < 0:
             raise piece.fault(f"no ':' between source and destination: write {form}", -1)
         problem = "the destination must begin with '/' or a variable of the site, right behind ':'"
@@ -247,7 +247,7 @@ def _check_source(source: Piece) -> None:
 
 def _check_destination(destination: Piece, shared: str) -> None:
     if shared and not destination.seen.startswith("/"):
-        raise destination.fault(_NO_PATH)
+        raise destination.fault(NO_PATH)
     if destination.seen[-1] in BLANKS:
         at = len(destination.seen) - 1
         raise destination.fault("a blank ends the destination; remove it", at)

@@ -208,6 +208,18 @@ def test_a_driver_that_mounts_nothing_is_told(shared_site: Site, nodes: str) -> 
 
 
 @pytest.mark.parametrize("shared_site", ["root"], indirect=True)
+def test_a_driver_that_mounts_another_filesystem_on_each_node_is_told(shared_site: Site) -> None:
+    job = shared_site.sbatch("echo started", TWO, "--stage=/etc/hosts:shared:/")
+    assert job.wait().state == "FAILED"
+    assert job.output().splitlines()[-2:] == [
+        f"stage: n1: {MOUNT}/{job.id}: the job's nodes do not see one filesystem there; tell the "
+        "administrator to look at the driver of [shared_fs]",
+        "stage: the job's own program was not started (exit code 6)",
+    ]
+    wait_until(lambda: left(shared_site) == [], HANGS)
+
+
+@pytest.mark.parametrize("shared_site", ["root"], indirect=True)
 def test_what_has_no_room_there_needs_more_nodes(shared_site: Site) -> None:
     shared_site.shared("size").write_text("20M")
     shared_site.run("rm -f /shared/large; head -c 40M /dev/zero >/shared/large")

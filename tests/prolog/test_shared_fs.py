@@ -253,9 +253,10 @@ class BeeondJob(Job):
     def assert_mounted(self, node: Node) -> None:
         """Assert that the filesystem is where the job looks for it, only there, and the user's."""
         mounts = map(str.split, node.run("cat", "/proc/self/mounts").splitlines())
-        points = [point for source, point, *_ in mounts if source == "beegfs"]
-        assert points == [str(self.mount(node))]
-        assert node.run("stat", "-c", "%u %g %a", *points, user=0) == f"{USER} {USER} 700\n"
+        (point, options), *others = ((one[1], one[3]) for one in mounts if one[0] == "beegfs")
+        assert (point, *others) == (str(self.mount(node)),)
+        assert {"nosuid", "nodev"} <= {*options.split(",")}  # whoever reaches the servers writes
+        assert node.run("stat", "-c", "%u %g %a", point, user=0) == f"{USER} {USER} 700\n"
 
 
 #: Programs in the way of the driver's; `beeond` mounts what any user may write to, as BeeGFS does.
