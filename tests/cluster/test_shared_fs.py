@@ -212,8 +212,10 @@ def test_a_driver_that_mounts_another_filesystem_on_each_node_is_told(shared_sit
     job = shared_site.sbatch("echo started", TWO, "--stage=/etc/hosts:shared:/")
     assert job.wait().state == "FAILED"
     assert job.output().splitlines()[-2:] == [
-        f"stage: n1: {MOUNT}/{job.id}: the job's nodes do not see one filesystem there; tell the "
-        "administrator to look at the driver of [shared_fs]",
+        (
+            f"stage: n1: {MOUNT}/{job.id}: the job's nodes do not see one filesystem there; tell "
+            "the administrator to look at the driver of [shared_fs]"
+        ),
         "stage: the job's own program was not started (exit code 6)",
     ]
     wait_until(lambda: left(shared_site) == [], HANGS)
