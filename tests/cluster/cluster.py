@@ -52,7 +52,7 @@ SSHD, SSH_PORT = "/usr/sbin/sshd", 22
 #: How far a stage is: "stage: /nvme/x: 1.0 GiB of 3.0 GiB, 33 %, 90.0 MiB/s, 22.0 s left", or what
 #: the nodes do: "stage: n[1-2] are writing /nvme/x, 12.3 s since the start".
 _PROGRESS = re.compile(
-    r"^stage: (?:.*: .* of .*, \d+ %, .*/s(?:, .* left)?|"
+    r"^stage: (?:.*: .* of .*, \d+ %, (?:.*/s(?:, .* left)?|no data for .*)|"
     r"\S+ (?:(?:is|are) \w+ing .*|do(?:es)? not answer), .* since the start)\n",
     re.MULTILINE,
 )

@@ -96,12 +96,12 @@ def facts(site: Site) -> tuple[int, int]:
 
 
 def test_it_is_written_once_for_all_nodes_and_jobs(site: Site) -> None:
-    site.run(f"head -c 40000000 /dev/urandom >{X}")  # each node writes a part
+    site.run(f"head -c 140000000 /dev/urandom >{X}")  # each node writes a part
     ended(stage(site, "n[1-2]", f"--stage={Y}:{ROOT}/y"))  # makes alice's cache
     dry = ended(site.sbatch(f"{STAGECTL} plan {X}:{DST}", "-wn[1-2]"))
-    assert "x: 38.1 MiB would move from /shared/x once for n[1-2] (2 nodes) (absent)" in dry
+    assert "x: 133.5 MiB would move from /shared/x once for n[1-2] (2 nodes) (absent)" in dry
     said = ended(stage(site, "n[1-2]", script=f"cmp {X} {DST}"))
-    assert "x: 38.1 MiB from /shared/x once for n[1-2] (2 nodes) in " in said
+    assert "x: 133.5 MiB from /shared/x once for n[1-2] (2 nodes) in " in said
     first = facts(site)
     assert "current on n[3-4] (2 nodes), nothing moved" in ended(stage(site, "n[3-4]"))
     assert facts(site) == first

@@ -26,11 +26,11 @@ PATH={PROGRAMS}/sbin:{PROGRAMS}/bin:$PATH
 exec {PREFIX}/libexec/moosefs "$@"
 """
 DATA = "/shared/data:shared:/data,decompress=*.gz"
-STAGE = f"--stage={DATA};/shared/plain/large:shared:/large;:shared:/scratch"
+STAGE = f"--stage={DATA};/shared/wide:shared:/large;:shared:/scratch"
 ON_EACH = f"""set -e
 [ $STAGE_SHARED = {MOUNT}/$SLURM_JOB_ID ]
 diff -r /shared/plain $STAGE_SHARED/data
-cmp /shared/plain/large $STAGE_SHARED/large
+cmp /shared/wide $STAGE_SHARED/large
 hostname > $STAGE_SHARED/scratch/$(hostname)
 """
 #: What a job sees there, with the names that its nodes wrote.
@@ -55,7 +55,8 @@ def _moosefs(tidied_site: Site) -> None:
     site.run("chmod 666 /dev/fuse", user="root")  # as the package fuse3 has it
     site.run(
         "mkdir -p /shared/data/in && cd /shared/data && head -c 30M /dev/urandom >large && "
-        "for i in $(seq 50); do echo $i >in/$i; done && cp -r . ../plain && gzip -1 large"
+        "for i in $(seq 50); do echo $i >in/$i; done && cp -r . ../plain && gzip -1 large; "
+        "yes | head -c 200M >../wide"
     )
     site.shared("each").write_text(ON_EACH)
 
@@ -90,7 +91,7 @@ def test_all_nodes_of_a_job_have_its_files(shared_site: Site) -> None:
     assert staged.startswith(
         f"{data}51 files, 30.0 MiB from /shared/data once for n[1-4] (4 nodes) in "
     )
-    assert " 30.0 MiB from /shared/plain/large once for n[1-4] (4 nodes) in " in large
+    assert " 200.0 MiB from /shared/wide once for n[1-4] (4 nodes) in " in large
     assert written == "n1 n2 n3 n4"
     assert current.startswith(f"{data}current on n[1-4] (4 nodes), nothing moved (")
     assert verified.removeprefix(f"{data}verified on ") in shared_site.nodes  # one reads it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stager.base.digest import PIECE
 from tests.cluster.cluster import CommandFailed
 from tests.cluster.servers import HOST, HTTPS_PORT, nginx, write_object
 from tests.cluster.site import POLICY
@@ -87,14 +88,15 @@ def test_each_byte_is_served_once_over_all_nodes(site: Site, web: Nginx, readers
 
 
 def test_where_all_nodes_see_the_copy_each_asks_for_a_part_of_it(site: Site, web: Nginx) -> None:
-    data, root = write_object(web.files / "object.bin", SIZE), "/shared/scratch"
+    size = 3 * PIECE + 1
+    data, root = write_object(web.files / "object.bin", size), "/shared/scratch"
     site.run(f"mkdir -m 1777 {root}", user="root")
     try:
         with site.policy(policy(web).replace(POLICY, f'roots = ["{root}"]\n')):
             job = site.sbatch("true", "-N4", f"--stage={URL}:{root}/object.bin")
             assert job.wait().exit_code == "0:0", job.output()
         assert site.path("login", f"{root}/object.bin").read_bytes() == data
-        assert web.served()[1] == SIZE
+        assert web.served()[1] == size
     finally:
         site.run(f"rm -r {root}", user="root")
 

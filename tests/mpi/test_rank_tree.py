@@ -184,7 +184,9 @@ def test_what_a_job_changed_in_its_copy_is_restored_but_only_with_replace_if_it_
     if own:
         before = os.lstat(world.source.parent / last / "nvme/tree" / own)
         assert messages(world.run()) == [f"6 {last}: {refusal(own)}"]
-        assert before == os.lstat(world.source.parent / last / "nvme/tree" / own)
+        after = os.lstat(world.source.parent / last / "nvme/tree" / own)
+        # To look at a link changes the time of its last use.
+        assert [*before[:7], *before[8:]] == [*after[:7], *after[8:]]
         world.comm.Barrier()
     if moved is None:
         assert world.run().items[0].received == []
