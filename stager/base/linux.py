@@ -43,6 +43,7 @@ _INTERFACE = struct.Struct("16sH14x")
 _QUOTACTL_FD, _GET_QUOTA, _QUOTA_BLOCK = 443, 0x80000700, 1024
 _QUOTA = struct.Struct("3Q24xQ8xI4x")
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _syscall = _libc.syscall
 _syscall.argtypes = (
     ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t,
@@ -131,6 +132,19 @@ def mount_tmpfs(path: str, flags: MountFlag, options: str) -> None:
 def unmount(path: str, flags: UnmountFlag) -> None:
     """Unmount what was mounted last at ``path``. Needs root."""
     _check(_libc.umount2(os.fsencode(path), flags))
+
+
+def reserve(descriptor: int, offset: int, length: int) -> None:
+    """Reserve disk space for a part of a file, where its filesystem can. Raise OSError.
+
+    Where it cannot, glibc's posix_fallocate reads and writes each block: 10 s for 200 MB on FUSE.
+    """
+    while _libc.fallocate(descriptor, 0, offset, length) == -1:
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 def sync_filesystem(descriptor: int) -> None:

@@ -8,6 +8,7 @@ import os
 from contextlib import closing, suppress
 from enum import StrEnum
 
+from stager.base import linux
 from stager.base.extents import SMALLEST_HOLE, Extent
 from stager.base.mounts import mount_of
 from stager.base.telemetry import count
@@ -87,7 +88,7 @@ def fill(way: Way, source: int, target: int) -> Way:
     extents = list(data_extents(source, size))
     for offset, length in extents:
         if length > _BLOCK:
-            os.posix_fallocate(target, offset, length)
+            linux.reserve(target, offset, length)
             count()
     for extent in extents:
         os.lseek(target, extent.offset, os.SEEK_SET)

@@ -14,6 +14,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
+from stager.base import linux
 from stager.base.extents import ALIGNMENT, Extent
 from stager.fs.files import (
     CREATE,
@@ -182,8 +183,7 @@ class Partial:
         with stage_errors(self._folder):
             os.ftruncate(self._file.descriptor, size)
             for offset, length in extents:
-                # On filesystems without this call, glibc reads and writes each block instead.
-                os.posix_fallocate(self._file.descriptor, offset, length)
+                linux.reserve(self._file.descriptor, offset, length)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write ``data`` at ``offset`` bytes."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
+from stager.base import linux
 from stager.base.errors import DestinationError, SpaceError
 from stager.base.extents import Extent
 from stager.fs.files import CopyFacts
@@ -382,7 +383,7 @@ def test_a_full_quota_is_not_called_a_full_disk(
     def refuse(_descriptor: int, _offset: int, _size: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(linux, "reserve", refuse)
     with pytest.raises(SpaceError) as caught:
         fill(cache, 1)
     message = f"{cache.root}: the quota is full; free space there (stagectl evict) and try again"

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 #: The functions of Python's that change a disk.
 CHANGES = (
     "chmod", "fchmod", "fsync", "fdatasync", "ftruncate", "ioctl", "link", "mkdir", "open",
-    "posix_fallocate", "pwrite", "rename", "rmdir", "sendfile", "symlink", "unlink", "utime",
-    "write",
+    "pwrite", "rename", "rmdir", "sendfile", "symlink", "unlink", "utime", "write",
 )  # fmt: skip
 
 
