@@ -26,9 +26,9 @@ from stager.base.telemetry import count
 
 #: Bytes of a digest.
 DIGEST_SIZE = 16
-#: Bytes of a piece of a file, which one rank writes: of MooseFS's chunks, which are as long, each
-#: has one writer at a time, for which others wait for seconds. The digests of a TiB take 256 KiB.
-PIECE = 64 << 20
+#: Bytes of a piece of a file: a few of the longest chunks that are read at once, and so few that
+#: the pieces of 100 MB still keep several ranks busy. The digests of a TiB take one MiB.
+PIECE = 16 << 20
 #: A hole is hashed as zeros, at most so many at a time.
 _ZEROS = memoryview(bytes(1 << 20))
 
