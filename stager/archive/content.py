@@ -18,7 +18,7 @@ MAGICS = {
     Compression.XZ: (b"\xfd7zXZ\0",),
     Compression.BZIP2: tuple(b"BZh%d" % level for level in range(1, 10)),
 }  # fmt: skip
-LONGEST_MAGIC = max(len(magic) for magics in MAGICS.values() for magic in magics)
+_LONGEST_MAGIC = max(len(magic) for magics in MAGICS.values() for magic in magics)
 #: How HTML and XML begin, perhaps behind the mark of UTF-8.
 _MARKUP = rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype|html|\?xml)"
 _REPACK = "unpack it by {}, and pack it again (stagectl pack FOLDER)"
@@ -95,5 +95,5 @@ def _check_known(first: bytes, *, may_be_zip: bool) -> None:
 def check_compressed(first: bytes) -> None:
     """Raise UnsupportedError for what is not compressed, unless it is too short to tell."""
     _check_known(first, may_be_zip=False)
-    if len(first) >= LONGEST_MAGIC and compression_in(first) is Compression.NONE:
+    if len(first) >= _LONGEST_MAGIC and compression_in(first) is Compression.NONE:
         raise UnsupportedError("it is not compressed; stage it without decompress")

@@ -139,12 +139,13 @@ def reserve(descriptor: int, offset: int, length: int) -> None:
 
     Where it cannot, glibc's posix_fallocate reads and writes each block: 10 s for 200 MB on FUSE.
     """
-    while _libc.fallocate(descriptor, 0, offset, length) == -1:
-        number = ctypes.get_errno()
-        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
-            return
-        if number != errno.EINTR:
-            raise OSError(number, os.strerror(number))
+    try:
+        _check(_libc.fallocate(descriptor, 0, offset, length))
+    except InterruptedError:
+        reserve(descriptor, offset, length)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 def sync_filesystem(descriptor: int) -> None:

@@ -35,6 +35,17 @@ def folder(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
+def test_space_is_reserved_where_the_filesystem_can(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        linux.reserve(file.fileno(), 0, 1 << 20)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
+        with pytest.raises(OSError, match="Invalid argument") as caught:
+            linux.reserve(file.fileno(), 0, -1)
+        assert caught.value.errno == errno.EINVAL
+    with open("/proc/self/comm", "r+b", buffering=0) as cannot:
+        linux.reserve(cannot.fileno(), 0, 1 << 20)
+
+
 def test_a_filesystem_is_synced_by_any_of_its_descriptors(folder: int) -> None:
     sync_filesystem(folder)
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
